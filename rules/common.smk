@@ -176,7 +176,7 @@ def runner(name, engine, options="", gpus=1):
         "python": python(ENGINES[engine].env),
         "program": program(name).command,
         "arguments": arguments,
-        "made_of": [code_hash(name), code_hash(f"engines.{ENGINES[engine].backend or engine.replace('-', '_')}")],
+        "made_of": [code_hash(name), code_hash(f"engines.{ENGINES[engine].module(engine)}")],
     }
 
 

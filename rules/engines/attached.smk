@@ -1,28 +1,17 @@
-"""Servers that the user runs, at a run's `url`; requests come from the report's environment."""
+"""Servers that their users run, found by a run's `url`, and asked from the report's environment."""
 
-ATTACHED = {
-    "model": {"type": "string", "minLength": 1},
-    "token_variable": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-    "authority": {"type": "string", "minLength": 1},
-}
+from quantmill.engines.served.attached_servers import SERVERS
 
-for name, layouts in {
-    "openai": LAYOUTS.keys(),  # a view: with those that formats' files add
-    "tgi": ("hf", "gptq", "awq", "compressed-tensors"),
-    "sglang": ("hf", "gptq", "awq", "gguf", "compressed-tensors"),
-    "lmdeploy": ("hf", "gptq", "awq"),
-    "tensorrt-llm": ("hf", "awq"),
-    "ollama": ("gguf",),
-    "llamafile": ("gguf",),
-    "text-generation-webui": ("hf", "gguf"),
-    "deepspeed-mii": ("hf",),
-    "mlc-serve": ("mlc",),
-    "openvino-model-server": ("hf", "gguf"),
-}.items():
+for name, server in SERVERS.items():
     ENGINES[name] = Engine(
         env="tools",
-        loads=layouts,
-        options=ATTACHED,
+        loads=LAYOUTS.keys() if server.loads is None else server.loads,  # a view: with those that formats' files add
+        implementation=server.implementation,
+        options={
+            "model": {"type": "string", "minLength": 1},
+            "token_variable": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "authority": {"type": "string", "minLength": 1},
+        },
         multi_gpu=True,
         serves=True,
         attached=True,

@@ -10,7 +10,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @contextmanager
 def serve(handle: Callable[[socket.socket], None]) -> Iterator[str]:
-    """The URL of a server on the loopback interface."""
+    """Return the URL of a server on the loopback interface."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def work(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""What a server sends is bounded in bytes and in time, and a client that waits for it ends when it is told to."""
+"""Answers are bounded in bytes and in time, and a client that waits for one ends when it is told to."""
 
 import json
 import os
@@ -17,21 +17,22 @@ from conftest import REPO
 from load_study import SERVING
 from raw_server import OK, answer, forever, serve
 
-from quantmill.client import client, connection, sse, stream
-from quantmill.client.client import Target
+from quantmill.client import client, connection, query, sse, stream
+from quantmill.client.body import whole
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, burst
+from quantmill.client.target import Target
 
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 COMPLETIONS = DIALECTS["completions"]
 
 
 def fails(handle: Callable[[socket.socket], None], seconds: float = 20.0, limit: int = 2**20) -> tuple[str, str]:
-    """Why an answer is refused: to a question outside of loads, and in a load."""
+    """Return why an answer is refused: to a question outside loads, and in a load."""
     with serve(handle) as url:
         target = Target(url, timeout=seconds, connect_timeout=seconds)
-        with pytest.raises(client.Unreachable) as found:
-            client.get(target, "/health", limit)
+        with pytest.raises(query.Unreachable) as found:
+            query.get(target, "/health", limit)
         (exchange,) = client.run(target, [target.request("/", {})], Closed(1)).exchanges
     reply = stream.read(exchange, COMPLETIONS)
     assert not reply.ok
@@ -43,14 +44,14 @@ HEADS = {
     "a long line": (answer(OK + b"X: " + b"a" * 20_000 + b"\r\n\r\n"), "a line of its head of more than 16 KiB"),
     "an endless 100 Continue": (forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "a head of an HTTP response of more"),
     "another protocol": (answer(b"HTTP/1.1 099 No\r\n\r\n"), "no head of an HTTP response"),
-    "a folded line": (answer(OK + b"X: a\r\n b\r\n\r\n"), "a line of its head that is no field"),
-    "a negative length": (answer(OK + b"Content-Length: -2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a signed length": (answer(OK + b"Content-Length: +2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a length for Python": (answer(OK + b"Content-Length: 0_2\r\n\r\nok"), "a Content-Length that is no number"),
-    "a secret length": (answer(OK + b"Content-Length: sk-secret-7\r\n\r\nok"), "a Content-Length that is no number"),
+    "a folded line": (answer(OK + b"X: a\r\n b\r\n\r\n"), "a line of its head that is not a field"),
+    "a negative length": (answer(OK + b"Content-Length: -2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a signed length": (answer(OK + b"Content-Length: +2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a length for Python": (answer(OK + b"Content-Length: 0_2\r\n\r\nok"), "a Content-Length that is not a number"),
+    "a secret length": (answer(OK + b"Content-Length: sk-secret-7\r\n\r\nok"), "a Content-Length that is not a number"),
     "two lengths": (
         answer(OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok"),
-        "a Content-Length that is no number",
+        "a Content-Length that is not a number",
     ),
     "length and chunks": (
         answer(OK + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
@@ -62,11 +63,11 @@ HEADS = {
     ),
     "a compressed answer": (
         answer(OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok"),
-        "a compressed answer, which nobody asked for",
+        "a compressed answer, which was not asked for",
     ),
     "compressed chunks": (
         answer(OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"),
-        "a compressed answer, which nobody asked for",
+        "a compressed answer, which was not asked for",
     ),
     "a long extension": (answer(CHUNKED + b"2;" + b"x" * 300 + b"\r\nok\r\n0\r\n\r\n"), "no size of a chunk"),
     "a negative size": (answer(CHUNKED + b"-2\r\nok\r\n0\r\n\r\n"), "no size of a chunk"),
@@ -77,7 +78,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("fault", HEADS)
-def test_an_answer_that_is_framed_wrongly_is_refused_by_name_everywhere(fault: str) -> None:
+def test_wrong_framing_is_refused_by_name(fault: str) -> None:
     handle, words = HEADS[fault]
     asked, loaded = fails(handle)
     assert asked.startswith(f"no answer (broken HTTP: {words}")
@@ -115,7 +116,7 @@ def test_all_answers_of_a_load_share_a_bound(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("begin", [b"", OK, OK + b"\r\n", CHUNKED])
-def test_a_request_ends_in_its_time_however_its_answer_drips(begin: bytes) -> None:
+def test_a_slow_answer_ends_at_the_timeout(begin: bytes) -> None:
     """Each byte comes well before the last one's patience is over."""
     again = {b"": b"H", OK: b"X: y\r\n", CHUNKED: b"1\r\n \r\n"}.get(begin, b" ")
     asked, loaded = fails(forever(begin, again, 0.05), seconds=0.6)
@@ -133,8 +134,8 @@ def test_a_redirection_is_not_followed() -> None:
         heard.append(peer.recv(65536))
         peer.sendall(b"HTTP/1.1 307 Elsewhere\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")
 
-    with serve(handle) as url, pytest.raises(client.Unreachable, match="status 307: it sends its users elsewhere"):
-        client.get(Target(url, token="sk-secret-7"), "/health")
+    with serve(handle) as url, pytest.raises(query.Unreachable, match="status 307: it sends its users elsewhere"):
+        query.get(Target(url, token="sk-secret-7"), "/health")
     assert len(heard) == 1
 
 
@@ -148,11 +149,11 @@ def test_bytes_behind_an_answer_belong_to_no_other_request() -> None:
     with serve(handle) as url:
         target = Target(url, timeout=5.0)
         found = client.run(target, [target.request("/", {})] * 2, Closed(1)).exchanges
-    assert [stream.whole(each)[1] for each in found] == [b"ok", b"ok"]
+    assert [whole(each)[1] for each in found] == [b"ok", b"ok"]
 
 
 @pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
-def test_each_kind_of_line_end_is_read_in_linear_time(end: bytes) -> None:
+def test_line_ends_are_read_in_linear_time(end: bytes) -> None:
     """Eight times the lines take about eight times as long; 64 times where each looks for a line's end to the end."""
 
     def seconds(lines: int) -> float:
@@ -191,11 +192,11 @@ def test_deep_and_crowded_json_is_an_error() -> None:
 PRELUDE = """
 import sys; sys.path.insert(0, {scripts!r})
 from quantmill.common.program import run
-from quantmill.client import client, together
+from quantmill.client import client, query, together
 from quantmill.client.schedule import Closed, burst
 target = client.Target({url!r}, timeout=600.0, connect_timeout=600.0)
 bodies = [target.request("/", {{}})] * 4
-ask = lambda number: client.ask(target, "/", {{}})
+ask = lambda number: query.ask(target, "/", {{}})
 def main():
     print("begun", flush=True)
     {call}
@@ -234,7 +235,7 @@ def end(call: str, url: str, seconds: float = 1.0) -> tuple[int, str]:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("state", STATES)
-def test_sigterm_ends_a_client_in_every_state_with_one_line(state: str, call: str) -> None:
+def test_sigterm_ends_a_client_in_every_state(state: str, call: str) -> None:
     with serve(STATES[state]) as url:
         assert end(CALLS[call], url) == (1, "error: interrupted; nothing was written\n")
 
@@ -258,7 +259,7 @@ def test_sigterm_ends_a_client_that_connects(scheme: str, call: str) -> None:
             each.close()
 
 
-def test_sigterm_ends_a_load_of_an_attached_server_that_hangs(tmp_path: Path) -> None:
+def test_sigterm_ends_a_load_of_a_hanging_server(tmp_path: Path) -> None:
     """loads.measure as the workflow runs it: its child is the client, and goes with it."""
     artifact = tmp_path / "fp16"
     artifact.mkdir()

@@ -17,10 +17,10 @@ import pytest
 from conftest import REPO
 from fake_model import VOCAB, Model
 
-from quantmill.client import client, event_loop, stream
-from quantmill.client.client import Target
+from quantmill.client import client, event_loop, query, stream
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, Open, Poisson, burst
+from quantmill.client.target import Target
 from quantmill.metrics import serving
 
 FAKE = REPO / "tests/helpers/fake_server.py"
@@ -47,7 +47,7 @@ def fake() -> Iterator[Callable[..., Target]]:
 
 @pytest.fixture
 def script() -> Iterator[Callable[..., int]]:
-    """A server that does to each connection what a function says; its port."""
+    """Start a server that passes each connection to a function, and return its port."""
     listeners = []
 
     def start(handle: Callable[[socket.socket], None], context: ssl.SSLContext | None = None) -> int:
@@ -108,7 +108,7 @@ def test_ten_thousand_requests(fake: Callable) -> None:
     recording = client.run(target, requests(target, 100, new=1, length=2) * 100, Closed(64))
     assert len(recording.exchanges) == 10_000
     assert {exchange.failure for exchange in recording.exchanges} == {None}
-    truth = json.loads(client.get(target, "/truth"))
+    truth = json.loads(query.get(target, "/truth"))
     assert len(truth) == 10_000
 
 
@@ -118,8 +118,8 @@ def test_a_server_that_is_not_there_fails_every_request() -> None:
     target = Target(f"http://127.0.0.1:{port}")
     assert failures(target) == ["no connection: connection refused"] * 2
     assert failures(target, 2, Open((0.0, 0.01))) == ["no connection: connection refused"] * 2
-    with pytest.raises(client.Unreachable, match=r"no answer \(connection refused\)"):
-        client.get(target, "/health")
+    with pytest.raises(query.Unreachable, match=r"no answer \(connection refused\)"):
+        query.get(target, "/health")
 
 
 def test_a_server_that_says_nothing_is_given_up(script: Callable) -> None:
@@ -155,7 +155,7 @@ def test_what_a_server_does_to_a_connection(script: Callable, answer: bytes, fai
     assert failures(Target(f"http://127.0.0.1:{script(handle)}"), 3) == [failure] * 3
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_not_used(script: Callable) -> None:
+def test_a_closed_connection_is_not_reused(script: Callable) -> None:
     """Servers close what waits; a request that was sent there would be lost."""
     made = []
 
@@ -170,8 +170,8 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used(script: Calla
     assert len(made) == 2  # the third request has a new one
 
 
-def test_a_server_that_closes_without_a_word_is_found_out_once(script: Callable) -> None:
-    """As llama-server does after each stream. What was lost there was not read, and is sent again."""
+def test_silent_closing_is_noticed_once(script: Callable) -> None:
+    """llama-server does so after each stream. A request that was lost was not read, and is sent again."""
     read = []
 
     def handle(connection: socket.socket) -> None:
@@ -213,7 +213,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_server_behind_tls_is_verified_and_given_its_token(
+def test_a_tls_server_is_verified_and_given_its_token(
     script: Callable, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, make = [], ssl.create_default_context
@@ -230,7 +230,7 @@ def test_a_server_behind_tls_is_verified_and_given_its_token(
     port = script(handle, context)
     target = Target(f"https://127.0.0.1:{port}/v9/", token="sk-secret", authority=certificate.with_suffix(".crt"))
     assert failures(target, 4, Closed(2)) == [None] * 4
-    assert client.get(target, "/health") == b"ok"
+    assert query.get(target, "/health") == b"ok"
     assert read == [certificate.with_suffix(".crt")]  # once, and not for each of its connections
     assert all(b"Authorization: Bearer sk-secret\r\n" in data for data in heard)
     assert heard[0].startswith(b"POST /v9/ HTTP/1.1\r\n")
@@ -238,8 +238,8 @@ def test_a_server_behind_tls_is_verified_and_given_its_token(
     assert "sk-secret" not in repr(target)
     stranger = Target(target.url, token="sk-secret")
     assert failures(stranger) == ["no connection: self-signed certificate"] * 2
-    with pytest.raises(client.Unreachable, match=r"no answer \(self-signed certificate\)"):
-        client.get(stranger, "/health")
+    with pytest.raises(query.Unreachable, match=r"no answer \(self-signed certificate\)"):
+        query.get(stranger, "/health")
 
 
 def test_timers_of_the_loop_work_beside_sockets() -> None:
@@ -288,7 +288,7 @@ def test_times_are_those_of_the_server(fake: Callable, load: object) -> None:
         target = fake("--times", 0.5, 0.0025, 0.028, 0.0005, "--slots", 4)
         recording = client.run(target, requests(target, 24, new=11), load)
         timelines = [stream.timeline(stream.read(exchange, COMPLETIONS)) for exchange in recording.exchanges]
-        truth = sorted(json.loads(client.get(target, "/truth")), key=lambda job: job["arrival"])
+        truth = sorted(json.loads(query.get(target, "/truth")), key=lambda job: job["arrival"])
         mine = sorted(timelines, key=lambda each: each.sent)
         span = serving.window(mine, 4 if isinstance(load, Closed) else None)
         written = [time for job in truth for time in job["written"]]

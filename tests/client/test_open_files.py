@@ -12,14 +12,14 @@ from conftest import REPO
 
 from quantmill.client import checks, client, stream
 from quantmill.client.checks import LoadRequest
-from quantmill.client.client import Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.loads import result
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: int) -> None:
+def test_the_clients_file_limit_is_not_the_servers_fault(number: int) -> None:
     async def connect(_: object) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
@@ -32,7 +32,7 @@ def test_files_that_the_client_may_not_open_are_no_fault_of_the_server(number: i
     assert found.message.startswith("no connection: the client may open no more files for 2 of 2 requests; ")
 
 
-def test_the_client_may_open_as_many_files_as_its_hosts_limit_allows() -> None:
+def test_the_client_raises_its_file_limit() -> None:
     script = """
 import resource
 from quantmill.loads import worker as process

@@ -1,4 +1,4 @@
-"""What a server sends back of a secret stands in no result, log or error, however it is written."""
+"""A secret that a server sends back is in no result, log or error, however it is written."""
 
 import base64
 import json
@@ -15,10 +15,10 @@ from attached_servers import Told, read
 from raw_server import OK, answer, serve
 from transcript import Exchange, Replay, listen
 
-from quantmill.client import client, stream
-from quantmill.client.client import Target
+from quantmill.client import client, query, stream
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.common import redaction
 from quantmill.common.program import UserError
 from quantmill.engines.served.started import Started
@@ -45,7 +45,7 @@ FORMS = {
 
 
 def leaks(text: str) -> bool:
-    """Whether a text holds a part of the token, or of one of its forms, by which it could be known."""
+    """Return whether a text holds a part of the token, or of one of its forms, that would reveal it."""
     parts = [form[place : place + 8].lower() for form in FORMS.values() for place in range(4, len(form) - 12)]
     return any(part in text.lower() for part in parts)
 
@@ -60,7 +60,7 @@ def test_a_secret_is_found_however_it_is_written(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [3, 7, 10_000])
-def test_an_error_shows_no_secret_however_it_is_cut_into_chunks(form: str, size: int) -> None:
+def test_an_error_in_chunks_shows_no_secret(form: str, size: int) -> None:
     said = (
         json.dumps({"error": {"message": f"wrong key {TOKEN} here"}})
         .encode()
@@ -79,7 +79,7 @@ def test_an_error_shows_no_secret_however_it_is_cut_into_chunks(form: str, size:
     assert not leaks(reply.error)
 
 
-def test_a_secret_that_comes_in_several_events_is_found_in_their_text() -> None:
+def test_a_secret_split_over_events_is_found() -> None:
     parts = [TOKEN[at : at + 3] for at in range(0, len(TOKEN), 3)]
     choices = [{"text": part, "token_ids": [5], "finish_reason": None} for part in ["so: ", *parts, "."]]
     choices[-1]["finish_reason"] = "length"
@@ -97,8 +97,8 @@ def raw(data: bytes) -> str:
     """All that a client says of an answer."""
     with serve(answer(data)) as url:
         target = Target(url, token=TOKEN, timeout=20.0)
-        with pytest.raises(client.Unreachable) as found:
-            client.get(target, "/health")
+        with pytest.raises(query.Unreachable) as found:
+            query.get(target, "/health")
         (exchange,) = client.run(target, [target.request("/", {})], Closed(1)).exchanges
     return f"{found.value} {stream.read(exchange, COMPLETIONS, TOKEN)}"
 
@@ -154,7 +154,7 @@ ECHOES: dict[str, Callable[[Exchange], Exchange]] = {
 
 
 @pytest.mark.parametrize("place", ECHOES)
-def test_what_a_row_says_of_an_attached_server_shows_no_secret(
+def test_an_attached_servers_row_shows_no_secret(
     place: str,
     attach: Callable[..., Told],
 ) -> None:
@@ -176,7 +176,7 @@ def test_secrets_of_the_environment_are_found_too(name: str, monkeypatch: pytest
     assert redaction.of().text("pw hunter2-hunter2!") == "pw hunter2-hunter2!"
 
 
-def test_the_hub_s_file_and_passwords_of_urls_are_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_tokens_and_passwords_of_urls_are_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("hf_fileTokenOfMine\n")
     (tmp_path / "stored_tokens").write_text("[mine]\nhf_token = hf_storedTokenOfMine\n")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
@@ -203,13 +203,13 @@ def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
     assert redaction.of(TOKEN).text(text) == text
 
 
-def test_a_number_may_be_a_secret_and_others_stay_numbers() -> None:
+def test_a_number_may_be_a_secret() -> None:
     secrets = redaction.of("1234567890")
     found = secrets.value({"a": 1234567890, "b": [12345678901.5, 7, True, None], "1234567890": "x"})
     assert found == {"a": "***", "b": ["***", 7, True, None], "***": "x"}
 
 
-def test_a_started_server_s_log_and_error_show_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_servers_messages_show_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     program = "import os; token = os.environ['HF_TOKEN']; print('with', token, flush=True); raise ValueError(token)"
     log = tmp_path / "server.log"
@@ -228,7 +228,7 @@ def test_a_started_server_s_log_and_error_show_no_secret(tmp_path: Path, monkeyp
 )
 def test_an_option_that_holds_a_secret_is_refused(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", TOKEN)
-    with pytest.raises(UserError, match="holds a secret, and options stand in results") as found:
+    with pytest.raises(UserError, match="holds a secret, and results show options") as found:
         Started.check_ours(options)
     assert not leaks(str(found.value))
     Started.check_ours({"max_num_seqs": 64, "kv_cache_dtype": "fp8", "speculative_config": {"num_tokens": 3}})
@@ -242,6 +242,6 @@ def test_the_client_itself_sends_the_token(monkeypatch: pytest.MonkeyPatch) -> N
         peer.sendall(OK + b"Content-Length: 2\r\n\r\nok")
 
     with serve(handle) as url:
-        assert client.get(Target(url, token=TOKEN), "/health") == b"ok"
+        assert query.get(Target(url, token=TOKEN), "/health") == b"ok"
     assert f"Authorization: Bearer {TOKEN}\r\n".encode() in heard[0]
     assert TOKEN not in os.environ.values()

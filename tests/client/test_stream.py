@@ -20,7 +20,7 @@ COMPLETIONS = DIALECTS["completions"]
 
 
 def exchange(data: bytes, cuts: list[int] | None = None, failure: str | None = None) -> Exchange:
-    """A response that arrived in pieces, one a second."""
+    """Return a response that arrived in pieces, one per second."""
     ends = [*sorted(cuts or []), len(data)]
     stamps = array("d", range(1, len(ends) + 1))
     return Exchange(0, 0.5, 0.5, bytearray(data), stamps, array("Q", ends), float(len(ends)), failure)
@@ -48,7 +48,7 @@ EVENTS = [
 
 
 @given(st.data())
-def test_a_stream_is_read_the_same_however_it_is_cut(data: st.DataObject) -> None:
+def test_cuts_do_not_change_a_stream(data: st.DataObject) -> None:
     content = b"".join(EVENTS)
     places = st.lists(st.integers(1, len(content) - 1), max_size=12, unique=True)
     edges = [0, *sorted(data.draw(places, "chunks")), len(content)]
@@ -71,7 +71,7 @@ def test_a_stream_is_read_the_same_however_it_is_cut(data: st.DataObject) -> Non
 
 
 @given(st.data())
-def test_the_client_finds_the_end_of_a_response_however_it_is_cut(data: st.DataObject) -> None:
+def test_cuts_do_not_hide_the_end_of_a_response(data: st.DataObject) -> None:
     """It ends with the last byte, and not before: also where the content looks like a last chunk."""
     body = data.draw(
         st.sampled_from(
@@ -142,7 +142,7 @@ def test_a_status_other_than_200_is_no_answer(status: int, outcome: str) -> None
 
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("form", ["%s", '{"error": {"message": "%s"}}'])
-def test_no_part_of_a_token_is_left_where_a_long_error_is_cut(status: int, form: str) -> None:
+def test_a_cut_error_shows_no_part_of_a_token(status: int, form: str) -> None:
     for at in range(MAX_ERROR - 80, MAX_ERROR):
         body = (form % ("." * at + "sk-123456 and more")).encode()
         data = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
@@ -168,23 +168,8 @@ def test_a_stream_that_only_its_connection_ends() -> None:
     assert not stream.read(exchange(data, failure="the connection was lost"), COMPLETIONS).ended
 
 
-def test_a_chat_has_a_first_event_without_text() -> None:
-    def delta(finish: str | None = None, **content: str) -> bytes:
-        choice = {"index": 0, "delta": content, "finish_reason": finish}
-        return b"data: " + json.dumps({"choices": [choice], "model": "m"}).encode() + b"\n\n"
-
-    parts = [delta(role="assistant", content=""), delta(reasoning_content="so"), delta(content=" it is"), delta("stop")]
-    data = chunked(*parts, b"data: [DONE]\n\n")
-    cuts = [len(HEAD) + 2 * sum(map(len, parts[:1]))]
-    reply = stream.read(exchange(data, cuts), DIALECTS["chat"])
-    assert (reply.ok, reply.text, reply.finish, reply.ids) == (True, "so it is", "stop", None)
-    assert reply.oddities["empty"] == 1
-    with pytest.raises(ValueError, match="a chat takes text"):
-        DIALECTS["chat"].body("m", [1, 2], 4, True)
-
-
-def test_llama_server_withholds_tokens_whose_text_is_half_a_character() -> None:
-    """As its stream tells it: the count goes on, the id never comes."""
+def test_llama_server_withholds_tokens_inside_a_character() -> None:
+    """In its stream the count goes on, and the id never comes."""
 
     def part(text: str, token: int, so_far: int) -> bytes:
         content = {"content": text, "tokens": [token], "stop": False, "tokens_predicted": so_far}
@@ -223,8 +208,8 @@ def test_llama_server_may_withhold_the_last_token() -> None:
     assert (reply.tokens, reply.ids) == (1, (5,))
 
 
-def test_two_events_that_repeat_their_ids_are_seen_by_their_counts() -> None:
-    """SGLang's: text and ids of each event hold all before; a token inside of a character adds no text."""
+def test_repeated_ids_are_seen_by_their_counts() -> None:
+    """SGLang's: text and ids of each event hold all before; a token inside a character adds no text."""
 
     def said(text: str, ids: list[int], finish: dict[str, Any] | None = None) -> bytes:
         meta = {"prompt_tokens": 3, "completion_tokens": len(ids), "finish_reason": finish, "cached_tokens": 0}

@@ -1,4 +1,4 @@
-"""What a server says is refused by its name where it cannot be true, and no fallback believes more than the main
+"""Server answers that cannot be true are refused by name, and no fallback believes more than the main
 way."""
 
 import json
@@ -12,9 +12,9 @@ from raw_server import OK, answer, serve
 from transcript import Exchange, listen
 
 from quantmill.client import client, stream, words
-from quantmill.client.client import Target
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.client.words import Expected, Untrue
 from quantmill.common.redaction import Secrets
 
@@ -31,7 +31,7 @@ def told(**changes: Any) -> words.Told:
     return words.Told("prompt_logprobs", **(values | changes))
 
 
-def test_log_probabilities_that_can_be_true_are_taken_as_they_are() -> None:
+def test_possible_log_probabilities_are_kept() -> None:
     found = words.targets(told(), IDS, 16, 2)
     assert found.logprobs.tolist() == [-0.5, -3.0, -1.0]
     assert found.top_ids.tolist() == [[7, 1], [3, 4], [9, 8]]
@@ -45,12 +45,12 @@ TOP = told().top
 LIES = {
     "above 0": ({"logprobs": [-0.5, 5.0, -1.0]}, "holds a log-probability of 5.0, and none is above 0"),
     "all zeros": ({"logprobs": [0.0, 0, -0.0]}, "holds 3 log-probabilities that are all 0"),
-    "NaN": ({"logprobs": [-0.5, float("nan"), -1.0]}, "holds nan, which is no log-probability"),
-    "infinity": ({"logprobs": [-0.5, float("-inf"), -1.0]}, "holds -inf, which is no log-probability"),
-    "None": ({"logprobs": [None, -3.0, -1.0]}, "holds None, which is no log-probability"),
-    "a text": ({"logprobs": ["-0.5", -3.0, -1.0]}, "holds '-0.5', which is no log-probability"),
-    "a truth": ({"logprobs": [False, -3.0, -1.0]}, "holds False, which is no log-probability"),
-    "10 ** 400": ({"logprobs": [-(10**400), -3.0, -1.0]}, "which is no log-probability"),
+    "NaN": ({"logprobs": [-0.5, float("nan"), -1.0]}, "holds nan, which is not a log-probability"),
+    "infinity": ({"logprobs": [-0.5, float("-inf"), -1.0]}, "holds -inf, which is not a log-probability"),
+    "None": ({"logprobs": [None, -3.0, -1.0]}, "holds None, which is not a log-probability"),
+    "a text": ({"logprobs": ["-0.5", -3.0, -1.0]}, "holds '-0.5', which is not a log-probability"),
+    "a truth": ({"logprobs": [False, -3.0, -1.0]}, "holds False, which is not a log-probability"),
+    "10 ** 400": ({"logprobs": [-(10**400), -3.0, -1.0]}, "which is not a log-probability"),
     "too few": ({"logprobs": [-0.5, -3.0]}, "holds log-probabilities of 2 places, and 3 follow the first of 4"),
     "too many": ({"top": [*TOP, TOP[0]]}, "holds likeliest tokens of 4 places, and 3 follow the first of 4"),
     "too many likeliest": ({"top": [[*TOP[0], (2, -9.0)], *TOP[1:]]}, "holds 3 likeliest tokens of place 1, of 2"),
@@ -58,22 +58,25 @@ LIES = {
         {"top": [[(7, -0.5), (1, -0.5)], *TOP[1:]]},
         "the likeliest tokens of place 1 have probability 1.21",
     ),
-    "no order": ({"top": [TOP[0], [(4, -2.0), (3, -0.25)], TOP[2]]}, "the likeliest tokens of place 2 are in no order"),
+    "no order": (
+        {"top": [TOP[0], [(4, -2.0), (3, -0.25)], TOP[2]]},
+        "the likeliest tokens of place 2 are not in order",
+    ),
     "two values": ({"logprobs": [-0.7, -3.0, -1.0]}, "token 7 of place 1 has two log-probabilities, 0.2 nats apart"),
     "ahead of all": ({"logprobs": [-0.5, -0.1, -1.0]}, "token 2 of place 2 is likelier than one of the likeliest"),
     "beyond": (
         {"top": [[(7, -0.5), (16, -1.5)], *TOP[1:]]},
         "it writes token 16, and the artifact's vocabulary has 16",
     ),
-    "negative": ({"top": [[(7, -0.5), (-1, -1.5)], *TOP[1:]]}, "it tells token -1, and ids begin at 0"),
-    "a truth's id": ({"top": [[(7, -0.5), (True, -1.5)], *TOP[1:]]}, "a token is no whole number"),
-    "a fraction's id": ({"top": [[(7, -0.5), (1.0, -1.5)], *TOP[1:]]}, "a token is no whole number"),
+    "negative": ({"top": [[(7, -0.5), (-1, -1.5)], *TOP[1:]]}, "it returns token -1, and ids begin at 0"),
+    "a truth's id": ({"top": [[(7, -0.5), (True, -1.5)], *TOP[1:]]}, "a token is not a whole number"),
+    "a fraction's id": ({"top": [[(7, -0.5), (1.0, -1.5)], *TOP[1:]]}, "a token is not a whole number"),
     "one twice": ({"top": [[(7, -0.5), (7, -0.5)], *TOP[1:]]}, "one token twice at place 1"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_log_probability_that_cannot_be_true_is_refused_by_name(lie: str) -> None:
+def test_an_impossible_log_probability_is_refused_by_name(lie: str) -> None:
     changes, message = LIES[lie]
     with pytest.raises(Untrue) as found:
         words.targets(told(**changes), IDS, 16, 2)
@@ -82,7 +85,7 @@ def test_a_log_probability_that_cannot_be_true_is_refused_by_name(lie: str) -> N
 
 
 @pytest.mark.parametrize("key", ["+5", "1_0", " 7", "\uff17", "-1", "1.0"])
-def test_a_key_that_python_reads_as_a_number_is_no_id(key: str) -> None:
+def test_keys_are_ids_in_plain_decimals_only(key: str) -> None:
     place = {"7": {"logprob": -0.5, "rank": 1}, key: {"logprob": -2.0, "rank": 2}}
     content = {"choices": [{"prompt_logprobs": [None, place]}]}
     with pytest.raises(Untrue, match="for a token's id"):
@@ -91,12 +94,12 @@ def test_a_key_that_python_reads_as_a_number_is_no_id(key: str) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_json_without_numbers_is_refused(number: str) -> None:
-    with pytest.raises(Untrue, match=f"it says {number}, which is no number"):
+    with pytest.raises(Untrue, match=f"it says {number}, which is not a number"):
         words.parse(f'{{"a": {number}}}'.encode(), Secrets(frozenset()))
 
 
 def reply(choice: str = '"text": "a", "token_ids": [5]', more: str = "", **expected: Any) -> stream.Reply:
-    """What came of an answer over a socket."""
+    """Return the reply that an answer over a socket becomes."""
     reason = "" if "finish" in choice else '"finish_reason": "length", '
     body = f'{{"choices": [{{{reason}{choice}}}]{more}}}'.encode()
     with serve(answer(OK + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))) as url:
@@ -107,11 +110,11 @@ def reply(choice: str = '"text": "a", "token_ids": [5]', more: str = "", **expec
 
 CLAIMS = {
     "beyond": ('"token_ids": [48]', "", "it writes token 48, and the artifact's vocabulary has 48"),
-    "negative": ('"token_ids": [5, -1]', "", "it tells token -1, and ids begin at 0"),
+    "negative": ('"token_ids": [5, -1]', "", "it returns token -1, and ids begin at 0"),
     "a prompt beyond": (
         '"prompt_token_ids": [99]',
         "",
-        "it tells prompt token 99, and the artifact's vocabulary has 48",
+        "it returns prompt token 99, and the artifact's vocabulary has 48",
     ),
     "another model": ("", ', "model": "other"', "it answers as 'other', and was asked for 'demo'"),
     "a count below 0": ("", ', "usage": {"prompt_tokens": -3}', "it counts -3 prompt_tokens"),
@@ -121,7 +124,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_a_claim_of_an_answer_that_cannot_be_true_is_named(claim: str) -> None:
+def test_an_impossible_answer_is_named(claim: str) -> None:
     choice, more, message = CLAIMS[claim]
     found = reply(", ".join(filter(None, ['"text": "a"', choice])), more)
     assert message in found.error
@@ -129,11 +132,11 @@ def test_a_claim_of_an_answer_that_cannot_be_true_is_named(claim: str) -> None:
 
 
 @pytest.mark.parametrize("ids", ["[true]", "[5.0]", '["5"]', "[null]", "[[5]]", '{"5": 5}', '"55"'])
-def test_ids_of_another_type_are_an_answer_that_cannot_be_read(ids: str) -> None:
+def test_ids_of_another_type_cannot_be_read(ids: str) -> None:
     assert reply(f'"text": "a", "token_ids": {ids}').error.startswith("an answer that cannot be read")
 
 
-def test_a_name_may_say_its_revision_and_an_answer_may_have_none() -> None:
+def test_a_models_name_may_have_a_revision_or_be_missing() -> None:
     for more in ("", ', "model": "demo"', ', "model": "demo@main"'):
         found = reply(more=more)
         assert (found.ok, found.ids, found.error) == (True, (5,), None)
@@ -142,12 +145,12 @@ def test_a_name_may_say_its_revision_and_an_answer_may_have_none() -> None:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((4, 2), "it counts 2 tokens so far, after 4, and told 2"),
-        ((2, 2, 2), "it counts 2 tokens so far, after 2, and told 3"),
+        ((4, 2), "it counts 2 tokens so far, after 4, and sent 2"),
+        ((2, 2, 2), "it counts 2 tokens so far, after 2, and sent 3"),
         ((2, 2), None),  # a draft of two, counted when it was accepted
     ],
 )
-def test_counts_that_go_backwards_or_are_too_few_are_named(counts: tuple[int, ...], message: str | None) -> None:
+def test_wrong_running_counts_are_named(counts: tuple[int, ...], message: str | None) -> None:
     events = [{"content": "a", "tokens": [5], "tokens_predicted": so_far, "stop": False} for so_far in counts]
     body = b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in events)
     data = OK + b"Content-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -169,11 +172,15 @@ FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], str]] = {
         replaced('"logprob":-', '"logprob":'),
         "prompt_logprobs holds a log-probability of ",
     ),
-    "no number": ("sglang", replaced("-6.6657", "NaN"), "it says NaN, which is no number; its probabilities are no"),
+    "no number": (
+        "sglang",
+        replaced("-6.6657", "NaN"),
+        "it says NaN, which is not a number; its probabilities are not",
+    ),
     "other ids are scored": (
         "sglang",
         replaced("[-5.3073, 1240, null]", "[-5.3073, 1241, null]"),
-        "input_token_logprobs is of other tokens than were sent; its probabilities are no measure of this artifact",
+        "input_token_logprobs is of other tokens than were sent; its probabilities are not those of this artifact",
     ),
     "another model, by its ids": (
         "openai-vllm",
@@ -203,12 +210,12 @@ FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], str]] = {
     "no usage where the way is the last": (
         "openai-transformers",
         replaced('"prompt_tokens"', '"prompt"'),
-        "it tells neither ids nor how many tokens it reads and writes (usage)",
+        "it returns neither ids nor the number of tokens that it reads and writes (usage)",
     ),
     "more new tokens than came": (
         "openai-vllm",
         replaced('"completion_tokens":8', '"completion_tokens":9'),
-        "it counts 9 new tokens where 8 came: its usage is not true",
+        "it counts 9 new tokens where 8 came: its usage is wrong",
     ),
     "a counter that is none": (
         "lmdeploy",
@@ -217,13 +224,13 @@ FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], str]] = {
             if each["path"] == "/metrics"
             else each
         ),
-        "/metrics tells lmdeploy:prompt_tokens_total nan, which is no count",
+        "/metrics reports lmdeploy:prompt_tokens_total nan, not a count",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_an_attached_server_says_is_held_against_the_artifact(
+def test_attached_servers_are_checked_against_the_artifact(
     fault: str,
     attach: Callable[..., Told],
 ) -> None:
@@ -238,7 +245,7 @@ def test_what_an_attached_server_says_is_held_against_the_artifact(
     assert "Traceback" not in result.stderr
 
 
-def test_a_text_that_hides_another_model_behind_a_refusal_of_ids_is_found(
+def test_a_refusal_of_ids_hides_no_other_model(
     attach: Callable[..., Told],
 ) -> None:
     """It takes ids and tells text alone. Ids prove nothing, so it must count a text as the artifact's does."""

@@ -16,7 +16,6 @@ from conftest import MEMORY, REPO
 from forge import safetensors_with
 
 from quantmill.checkpoint import ctranslate2_bin, gguf_file, safetensors_file
-from quantmill.client.schedule import Poisson
 from quantmill.common import manifest, plain_file
 from quantmill.common.program import UserError
 from quantmill.fetch.prebuilt_layouts import ct2, packed
@@ -175,12 +174,12 @@ def test_a_prebuilt_terabyte_is_refused_before_hashing(model: Path, refused: Cal
 
 
 @pytest.mark.parametrize("kind", NO_FILES)
-def test_texts_configs_results_and_schedules_are_plain_files(tmp_path: Path, kind: Callable) -> None:
+def test_texts_configs_and_results_that_are_no_files(tmp_path: Path, kind: Callable) -> None:
     path = tmp_path / "input"
     said = f"{path}: {kind(path)}"
     with pytest.raises(ConfigError, match=f"texts.evaluation: {said}"):
         config.check_text("texts.evaluation", path)
-    for read in (plain_text.read, read_results, Poisson.read, manifest.sha256):
+    for read in (plain_text.read, read_results, manifest.sha256):
         with pytest.raises(UserError, match=said):
             read(path)
     with pytest.raises(ConfigError, match=said):
@@ -225,8 +224,6 @@ def test_sparse_texts_and_tasks_are_too_large(tmp_path: Path) -> None:
         config_values.check_file(path)
     with pytest.raises(UserError, match="over 32 MiB"):
         read_results(path)
-    with pytest.raises(UserError, match="over 16 MiB"):
-        Poisson.read(path)
 
 
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/self/maps", "/proc/self/environ"])

@@ -1,4 +1,4 @@
-"""What an engine says of an artifact, as JSON: python engine_facts.py ENGINE ARTIFACT EVALUATION OPTIONS"""
+"""Print an engine's facts about an artifact as JSON: python engine_facts.py ENGINE ARTIFACT EVALUATION OPTIONS"""
 
 import json
 import sys

@@ -63,8 +63,8 @@ def watch_joins(events: list[str]) -> Iterator[None]:
 
 
 def check_merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
-    """Whether merged layers give what they gave apart, for one input after another, what is left alone and held, and
-    whether the first ones are gone before the next are merged."""
+    """Return whether merged layers give what they gave apart, for one input after another, what is left alone and held,
+    and whether the first ones are gone before the next are merged."""
     model = torch.nn.ModuleDict()
     blocks = {
         "attention": {"q": 128, "k": 64, "v": 64},
@@ -100,7 +100,7 @@ def check_merging(kind: type[torch.nn.Module]) -> dict[str, Any]:
 
 
 def check_rounding() -> dict[str, float]:
-    """How far logits of a model whose layers' inputs are rounded lie from those without rounding, and how far from
+    """Return how far logits of a model whose layers' inputs are rounded lie from those without rounding, and from
     those where a GPU's engine merged the layers first; its artifact names layers as the model does."""
     logits = {}
     for way in ("plain", "apart", "merged"):
@@ -117,7 +117,7 @@ def check_rounding() -> dict[str, float]:
 
 
 def check_shared_heads() -> list[float]:
-    """How far attention of query heads that share keys lies from transformers' own: for one position of one prompt and
+    """Return how far attention of query heads that share keys lies from transformers': for one position of a prompt and
     of three, each with a mask of its own, and for seven positions."""
     module = torch.nn.Module()
     module.num_key_value_groups = 4
@@ -145,14 +145,14 @@ def experts() -> dict[str, int]:
 
 
 def generate(model: PreTrainedModel) -> list[int]:
-    """What transformers' own generate chooses."""
+    """Return the tokens of transformers' own generate."""
     batch = torch.tensor([IDS])
     options = {"attention_mask": torch.ones_like(batch), "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
     return model.generate(batch, max_new_tokens=20, **options)[0, len(IDS) :].tolist()
 
 
 def static_decoding(model: PreTrainedModel) -> dict[str, Any]:
-    """Whether the engine decodes the model this way; its tokens, its logits and what is fused then."""
+    """Return whether the engine decodes the model this way, its tokens, its logits and what is fused then."""
     if not StaticDecode.fits(model):
         return {"fits": False}
     expected, before = generate(model), model(torch.tensor([IDS])).logits
@@ -169,7 +169,7 @@ def static_decoding(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def fail_capture(_: StaticDecode) -> None:
-    """A model's step that waits for the host."""
+    """Make a model's step wait for the host."""
     raise RuntimeError("operation not permitted when stream is capturing\nSearch for it")
 
 

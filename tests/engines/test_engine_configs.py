@@ -43,7 +43,7 @@ def outcomes(
         result = call(tools_python, "scripts/quantmill", program, source, folder / out)
         assert result.returncode == 0, result.stderr
     changes = json.dumps([*HARMLESS, *WITHOUT_STOP, *REFUSED.values()])
-    command = [torch_python, REPO / "tests/engines/engine_config_checks.py", folder / "fp16", folder]
+    command = [torch_python, REPO / "tests/engines/engine_configs_checks.py", folder / "fp16", folder]
     result = subprocess.run([*map(str, command)], input=changes, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]

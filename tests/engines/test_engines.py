@@ -16,7 +16,7 @@ from quantmill.devices import cpu
 def facts(demo: Path, torch_python: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     artifacts = tmp_path_factory.mktemp("engines") / "demo"
     shutil.copytree(demo / "artifacts/demo", artifacts)
-    result = call(torch_python, REPO / "tests/engines/engine_checks.py", artifacts)
+    result = call(torch_python, REPO / "tests/engines/engines_checks.py", artifacts)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -35,7 +35,7 @@ def test_greedy_tokens_are_those_of_generate(facts: dict[str, Any], name: str) -
 
 
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32"])
-def test_a_batch_gives_each_prompt_the_tokens_that_it_gets_alone(facts: dict[str, Any], name: str) -> None:
+def test_a_batch_changes_no_prompts_tokens(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["batch_equal"]
 
 
@@ -55,9 +55,7 @@ for threads in (1, 2):
         assert result.returncode == 0, result.stderr
 
 
-def test_a_row_and_its_library_by_hand_decode_in_one_process(
-    demo: Path, torch_python: Path, call: Callable, tmp_path: Path
-) -> None:
+def test_row_and_library_decode_in_one_process(demo: Path, torch_python: Path, call: Callable, tmp_path: Path) -> None:
     out = tmp_path / "ways.json"
     program = REPO / "benchmarks/same_process.py"
     short = ("--rounds", 1, "--tokens", 4)
@@ -72,7 +70,7 @@ def test_a_row_and_its_library_by_hand_decode_in_one_process(
 
 @pytest.mark.parametrize(("vnni", "said"), [(True, {}), (False, {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"})])
 def test_the_gates_int8_does_not_saturate(call: Callable, torch_python: Path, vnni: bool, said: dict[str, str]) -> None:
-    """Where there is no VNNI, MKL multiplies by instructions that add in 32 bits; it must know before it is loaded."""
+    """Without VNNI, MKL must use instructions that add in 32 bits, and must know so before it is loaded."""
     lines = f"""
 import json, os
 from quantmill.devices import cpu
@@ -85,13 +83,13 @@ print(json.dumps({{name: os.environ[name] for name in ("CT2_USE_MKL", "MKL_CBWR"
     assert json.loads(result.stdout) == said
 
 
-def test_a_static_cache_and_merged_layers_give_the_tokens_of_generate(facts: dict[str, Any]) -> None:
+def test_static_cache_and_merged_layers_decode_like_generate(facts: dict[str, Any]) -> None:
     assert facts["fp16"]["static_tokens_equal"]
     assert facts["fp16"]["merged"] == 2 * facts["fp16"]["layers"]  # q, k and v; gate and up
 
 
 @pytest.mark.parametrize("name", ["fp16", "ct2-float32", "ct2-int8"])
-def test_tokens_are_stamped_when_they_come_and_not_in_bursts(facts: dict[str, Any], name: str) -> None:
+def test_tokens_are_not_stamped_in_bursts(facts: dict[str, Any], name: str) -> None:
     assert facts[name]["shortest_gap"] > facts[name]["median_gap"] / 3
 
 
@@ -104,7 +102,7 @@ def test_chunked_logits_are_those_of_one_forward(facts: dict[str, Any], name: st
 def test_options_are_the_engines_own(facts: dict[str, Any]) -> None:
     assert facts["options"] == {"transformers": "bfloat16", "ctranslate2": "int8_float32"}
     dtype, compute_type = facts["refused"]
-    assert dtype == "engine transformers: dtype 'float61' is none of float32, float16, bfloat16"
+    assert dtype == "engine transformers: dtype 'float61' is not one of float32, float16, bfloat16"
     assert "CTranslate2 cannot load it" in compute_type and "int3" in compute_type
 
 
@@ -167,20 +165,16 @@ def test_query_heads_that_share_keys_attend_as_transformers_own(modules: dict[st
         ("gpt_neox", ["rotary embedding", "cache"]),  # LayerNorm is one kernel already
     ],
 )
-def test_a_static_cache_changes_no_token_and_no_logits_of_other_models(
-    modules: dict[str, Any], kind: str, fused: list[str]
-) -> None:
+def test_a_static_cache_changes_nothing_in_other_models(modules: dict[str, Any], kind: str, fused: list[str]) -> None:
     refused = "its step cannot be captured: operation not permitted when stream is capturing"
     assert modules["static"][kind] == {"fits": True, "tokens": True, "logits": 0, "refused": refused, "fused": fused}
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "falcon"])
-def test_models_that_a_static_cache_does_not_fit_decode_as_transformers_does(
-    modules: dict[str, Any], kind: str
-) -> None:
+def test_other_attention_decodes_as_transformers_does(modules: dict[str, Any], kind: str) -> None:
     assert modules["static"][kind] == {"fits": False}
 
 
-def test_a_token_reads_the_experts_that_it_is_sent_to(modules: dict[str, Any]) -> None:
+def test_a_token_reads_its_own_experts(modules: dict[str, Any]) -> None:
     experts = 2 * 8 * 3 * 64 * 96  # layers, experts, matrices of 64 to 96
     assert modules["experts"]["all"] - modules["experts"]["read"] == experts * 6 // 8

@@ -21,7 +21,7 @@ UNCOMPILED = {"compilation_config": {"mode": 0}}  # compiling takes a minute of 
 
 @pytest.fixture(scope="module")
 def ask(demo: Path, call: Callable) -> Callable[..., dict[str, Any]]:
-    """What an engine says of an artifact of the demo, or of another folder."""
+    """Return an engine's facts about an artifact of the demo, or of another folder."""
     evaluation = demo / "artifacts/demo/tokens/evaluation.json"
 
     def run(env: str, engine: str, artifact: str | Path, **options: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ ARTIFACT = Path("artifacts/m/f")
 class Broken(engines.Engine):
     """An engine that fails where it is told to."""
 
-    options: ClassVar = dict.fromkeys(("load", "decode", "logits", "target_logprobs", "processes"), object)
     modes, mode = ("broken",), "broken"
 
     def __init__(self, artifact: Path, device: str, threads: int, **errors: Any) -> None:
@@ -62,7 +61,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("where", ["load", "decode", "logits", "target_logprobs", "processes"])
-def test_what_a_library_raises_names_the_artifact_and_the_place(load: Callable[..., Any], where: str) -> None:
+def test_library_errors_name_artifact_and_place(load: Callable[..., Any], where: str) -> None:
     came = []
     with pytest.raises(UserError) as caught:
         engine = load(**{where: RuntimeError("\n\n  sizes 41 and 40\ndo not match\n")})
@@ -73,7 +72,7 @@ def test_what_a_library_raises_names_the_artifact_and_the_place(load: Callable[.
     assert caught.value.__cause__ is None
 
 
-def test_what_our_own_lines_raise_is_kept_as_its_cause(load: Callable[..., Any]) -> None:
+def test_our_own_errors_keep_their_cause(load: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match=r"broken fails on it \(ZeroDivisionError: .*; __init__\.py line") as caught:
         list(load(logits=lambda: engines.chunk_positions(0)).logits([1]))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -103,20 +102,23 @@ def test_an_engine_that_works_is_as_it_was(load: Callable[..., Any]) -> None:
     [
         ({"steps": 1.0}, "engine fake: unknown option 'steps'; did you mean 'step'?"),
         ({"quite": 1.0}, "engine fake: unknown option 'quite'; known: any, size, step"),
-        ({"step": "fast"}, "engine fake: option step is 'fast'; it is to be of type float"),
-        ({"step": True}, "engine fake: option step is True; it is to be of type float"),
-        ({"size": True}, "engine fake: option size is True; it is to be of type int"),
+        ({"step": "fast"}, "engine fake: option step is 'fast'; it must be of type float"),
+        ({"step": True}, "engine fake: option step is True; it must be of type float"),
+        ({"size": True}, "engine fake: option size is True; it must be of type int"),
     ],
 )
-def test_options_that_an_engine_does_not_take_are_one_line(options: dict[str, Any], message: str) -> None:
+def test_unknown_options_are_one_line(options: dict[str, Any], message: str) -> None:
     class Fake(engines.Engine):
         """An engine of three options."""
 
-        options: ClassVar = {"step": float, "size": int, "any": object}
+        def __init__(
+            self, artifact: Path, device: str, threads: int, step: float = 0.0, size: int | None = None, any: Any = None
+        ) -> None: ...
 
-    engines.check_options("fake", Fake, {"step": 1.0, "size": 1, "any": True})
+    Fake.name = "fake"
+    engines.check_options(Fake, {"step": 1.0, "size": 1, "any": True})
     with pytest.raises(UserError) as caught:
-        engines.check_options("fake", Fake, options)
+        engines.check_options(Fake, options)
     assert str(caught.value) == message
 
 
@@ -128,7 +130,7 @@ def test_an_engine_has_its_own_module_or_is_a_package() -> None:
         engines.module("foo-int")
 
 
-def test_variables_of_a_run_are_set_before_the_engine_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runs_variables_are_set_before_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QM_TEST", "of the shell")  # and put back afterwards
     seen = []
 
@@ -154,7 +156,7 @@ def test_an_engine_of_one_card_takes_no_more(load: Callable[..., Any]) -> None:
         load(gpus=2)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is no JSON"), ("[1]", "is no mapping")])
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[1]", "is not a mapping")])
 def test_options_of_a_command_line_are_a_mapping(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         engines.parse_options(text)
@@ -214,7 +216,7 @@ def test_a_librarys_heading_takes_the_line_below_it_along() -> None:
     ],
 )
 def test_an_abort_at_the_end_loses_no_result(hasty: bool, end: str, code: int, said: str, tmp_path: Path) -> None:
-    """What was published stays a success, and a failure its line; what Python does at the end is done all the same."""
+    """A published result stays a success, and a failure its line; Python's exit handlers still run."""
     lines = (
         "import atexit, ctypes, sys",
         "from quantmill.common import program",

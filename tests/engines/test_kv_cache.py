@@ -1,4 +1,4 @@
-"""What a key-value cache of few bits costs is in the quality that is measured: scores go through the cache."""
+"""The loss by a KV cache of few bits is in the measured quality: scores go through the cache."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_cache_of_few_bits_costs_quality(run_gguf: Callable, build_gguf: Callable, gguf_model: Path) -> None:
-    result = run_gguf("tests/engines/kv_checks.py", build_gguf("f16"), gguf_model / "evaluation.json")
+    result = run_gguf("tests/engines/kv_cache_checks.py", build_gguf("f16"), gguf_model / "evaluation.json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     means = {kind: sum(halves) / 2 for kind, halves in found["halves"].items()}

@@ -97,15 +97,11 @@ class Answer:
             native = {"length": "limit", "stop": "eos"}.get(finish or "")
             more = {"stop_type": native, "tokens_evaluated": len(self.prompt), "model": "fake"}
             return content | (more if last else {})
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish}
-        if self.path.endswith("chat/completions"):
-            choice["delta" if self.asked.get("stream") else "message"] = {"content": words}
-        else:
-            choice |= {"text": words}
-            if self.asked.get("return_token_ids") and "cumulative" not in self.faults:
-                choice["token_ids"] = ids
-                if len(self.all) == len(ids):
-                    choice["prompt_token_ids"] = self.prompt
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "text": words}
+        if self.asked.get("return_token_ids") and "cumulative" not in self.faults:
+            choice["token_ids"] = ids
+            if len(self.all) == len(ids):
+                choice["prompt_token_ids"] = self.prompt
         content = {"id": "cmpl-0", "object": "text_completion", "model": "fake", "choices": [choice]}
         return content | ({} if self.asked.get("stream") else {"usage": self._usage()})
 

@@ -285,7 +285,7 @@ def test_options_and_gpus_are_recorded_or_refused(harness: Callable, tmp_path: P
     options = ["--reference", expect(tmp_path)]
     for more, message in (
         (("--options", '{"stop": 1.0}'), "error: engine fake: unknown option 'stop'; did you mean 'step'?"),
-        (("--options", '{"step": "x"}'), "error: engine fake: option step is 'x'; it is to be of type float"),
+        (("--options", '{"step": "x"}'), "error: engine fake: option step is 'x'; it must be of type float"),
         (("--gpus", 2), "error: device cpu has no GPUs, but gpus is 2; remove gpus, or set device: cuda"),
     ):
         result = harness("gate.check", "out.json", {}, *options, *more)

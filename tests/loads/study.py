@@ -10,9 +10,10 @@ from virtual import Loop, send
 
 from quantmill.client import checks, stream
 from quantmill.client.checks import Counters, Finding, LoadRequest
-from quantmill.client.client import Recording, Target
+from quantmill.client.client import Recording
 from quantmill.client.dialects import DIALECTS
 from quantmill.client.schedule import Closed, Load
+from quantmill.client.target import Target
 from quantmill.loads import agreement, load_checks
 
 OFFLINE = Model()

@@ -38,11 +38,11 @@ ANSWERS = {
     "cut_quietly": ("cut", "have a stream that was cut before its end: no end of the stream"),
     "error": ("error_inside", "have status 200 and an error inside: CUDA error: an illegal memory access"),
     "one_chunk": ("one_event", "came in one event: the server does not stream, and has no TTFT and no TPOT"),
-    "usage_lies": ("usage_differs", "have a usage that is not true: 18 tokens where 16 came"),
+    "usage_lies": ("usage_differs", "have a wrong usage: 18 tokens where 16 came"),
     "prefix_cache_told": ("cached", "tokens of prompts came out of the"),
     "bos": ("token_added", "tokens of its own before the prompt (a beginning of sequence?): it read 41 tokens for 40"),
     "left_cut": ("prompt_cut", "the server cuts prompts on the left: it read 8 tokens for 40"),
-    "acceptance": ("acceptance", "the server's count of accepted tokens is not true"),
+    "acceptance": ("acceptance", "the server's count of accepted tokens is wrong"),
     "rejects": ("rejected", "26 of 80 answers were rejected with status 429 and 503"),
     "serial": ("serial", "the server answered one request at a time while 4 were in flight"),
 }
@@ -84,10 +84,10 @@ def test_answers_in_one_event_are_a_slow_server() -> None:
 
 NOTES = {
     "chunks": ({"many_tokens_an_event"}, "events of several tokens, 4.0 in the mean: gaps are those of events"),
-    "split": ({"split", "split_utf8"}, "packets ended inside of a character"),
-    "cumulative": ({"cumulative", "no_ids"}, "streams repeat their text in each event; only what is new counts"),
-    "pings": ({"pings", "empty"}, "comments stood in the streams; they are no tokens"),
-    "no_usage": ({"no_usage"}, "80 of 80 answers tell no usage"),
+    "split": ({"split", "split_utf8"}, "packets ended inside a character"),
+    "cumulative": ({"cumulative", "no_ids"}, "events repeat the earlier text; only new text counts"),
+    "pings": ({"pings", "empty"}, "comments were in the streams; they are not tokens"),
+    "no_usage": ({"no_usage"}, "80 of 80 answers report no usage"),
     "speculation": ({"many_tokens_an_event"}, "events of several tokens"),
 }
 

@@ -195,7 +195,7 @@ def test_a_dying_server_is_one_line(load: Callable, tmp_path: Path) -> None:
         result = load({"times": (0.01, 0.0001, 0.05, 0.001)}, concurrency=[3], new_tokens=60)
         killer.wait()
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("error: fake@fake_serve: the server ended (killed by signal 9)")
+    assert result.stderr.splitlines()[-1].startswith("error: fake@fake-serve: the server ended (killed by signal 9)")
     assert not (tmp_path / "out.json").exists()
     assert not (tmp_path / "out.npz").exists()
 

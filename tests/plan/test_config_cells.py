@@ -77,12 +77,18 @@ def test_loads_fit_the_slots_of_a_server(options: dict, concurrency: list[int]) 
         (run(engine="theirs"), "runs.x: theirs needs the address of a running server; add url: http://HOST:PORT"),
         (run(url="http://host:1"), "runs.x.url: transformers is started by Quantmill; remove url"),
         (run(engine="theirs", url=8080), "runs.x.url: 8080 is not of type 'string'"),
-        (run(engine="theirs", url="host:80"), "runs.x.url: 'host:80' is no URL of a server; write http://HOST:PORT"),
-        (run(engine="theirs", url="http://[::1"), "runs.x.url: 'http://[::1' is no URL of a server; write http"),
-        (run(engine="theirs", url="http://host:99999"), "runs.x.url: 'http://host:99999' is no URL of a server; write"),
+        (
+            run(engine="theirs", url="host:80"),
+            "runs.x.url: 'host:80' is not the URL of a server; write http://HOST:PORT",
+        ),
+        (run(engine="theirs", url="http://[::1"), "runs.x.url: 'http://[::1' is not the URL of a server; write http"),
+        (
+            run(engine="theirs", url="http://host:99999"),
+            "runs.x.url: 'http://host:99999' is not the URL of a server; write",
+        ),
         (
             run(engine="theirs", url="http://me:sk-1@host"),
-            "runs.x.url: 'host' is no URL of a server; write http://HOST:PORT, and name the token apart from it",
+            "runs.x.url: 'host' is not the URL of a server; write http://HOST:PORT, and give the token separately",
         ),
         (run(formats=["fp61"]), "runs.x.formats: unknown format 'fp61'; did you mean 'fp16'?"),
         (run(formats=["only-gpu"]), "runs.x.formats: no model has only-gpu; add it to formats"),

@@ -178,12 +178,12 @@ def test_a_formats_name_that_no_file_can_have() -> None:
     [
         ("foo-int", "", "engine 'foo-int': scripts/quantmill/engines/foo_int.py is missing"),
         ("foo", "quantised", "engine 'foo': scripts/quantmill/engines/quantised.py is missing"),
-        ("own", "quantized", "engine 'own': it has a module of its own; leave backend='quantized' out"),
+        ("own", "quantized", "engine 'own': it has a module of its own; leave implementation='quantized' out"),
         ("foo", "quantized", None),
     ],
 )
 def test_an_engine_has_a_module(name: str, module: str, message: str | None) -> None:
-    engines = {name: Engine("torch", ("hf",), backend=module)}
+    engines = {name: Engine("torch", ("hf",), implementation=module)}
     with nullcontext() if message is None else pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         check_registry({}, engines, LAYOUTS, ["torch"], ["quantized", "own"], [])
 

@@ -1,4 +1,4 @@
-"""What an engine says of a server that is attached, as JSON: python attached_facts.py ENGINE ARTIFACT OPTIONS
+"""Print an engine's facts about an attached server as JSON: python attached_facts.py ENGINE ARTIFACT OPTIONS
 
 In an environment that has the tokenizers library. Every question is asked one after the other.
 """

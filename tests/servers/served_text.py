@@ -1,4 +1,4 @@
-"""What an engine writes after a prompt, as text, by its ids or as it says: python served_text.py ENGINE ARTIFACT"""
+"""Print the text that an engine writes after a prompt, by its ids or its text: python served_text.py ENGINE ARTIFACT"""
 
 import json
 import sys

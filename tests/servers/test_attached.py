@@ -12,6 +12,9 @@ from attached_servers import Changed, Told, posts, read
 from conftest import REPO, interpreter
 from transcript import Exchange, Replay, listen
 
+from quantmill.client.dialects import DIALECTS
+from quantmill.engines.served.attached_servers import SERVERS
+
 TRANSCRIPTS = sorted((REPO / "tests/servers/transcripts").glob("*.json"))
 
 
@@ -33,17 +36,13 @@ def test_what_went_over_the_wire_is_understood(path: Path, attach: Callable[...,
         assert result.returncode == 0
 
 
-def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documentation() -> None:
-    rules = (REPO / "rules/engines/attached.smk").read_text()
+def test_attached_servers_have_transcripts_and_documentation() -> None:
     page = (REPO / "docs/SERVING.md").read_text()
     known = {read(path.stem)["engine"]: path.stem for path in TRANSCRIPTS}
-    for name in known:
-        assert f'"{name}": (' in rules
+    assert set(known) == set(SERVERS)
+    for name, server in SERVERS.items():
         assert f"| `{name}` |" in page
-    modules = [
-        file for file in (REPO / "scripts/quantmill/engines").glob("*.py") if "Engine(Attached)" in file.read_text()
-    ]
-    assert {file.stem.replace("_", "-") for file in modules} == set(known)
+        assert server.dialect in DIALECTS
     for path in TRANSCRIPTS:
         transcript = read(path.stem)
         assert transcript["origin"] in ("recorded", "written")
@@ -52,9 +51,7 @@ def test_every_engine_that_is_attached_has_a_transcript_and_a_row_of_the_documen
 
 
 @pytest.mark.parametrize("status", [400, 422, 503])
-def test_a_server_that_refuses_to_score_a_text_has_no_quality_and_one_that_fails_is_an_error(
-    status: int, attach: Callable[..., Told]
-) -> None:
+def test_a_refusal_to_score_leaves_quality_empty(status: int, attach: Callable[..., Told]) -> None:
     exchanges = read("openai-vllm")["exchanges"]
     for each in exchanges:
         if "prompt_logprobs" in (each["body"] or {}):
@@ -83,7 +80,7 @@ FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], dict[str, str], str
         "sglang",
         lambda each: each | {"chunks": ["<html>"]} if "models" in each["path"] else each,
         {},
-        ": /v1/models tells no models; is it a server of sglang?",
+        ": /v1/models lists no models; is it a server of sglang?",
     ),
     "another tokenizer": (
         "sglang",
@@ -184,7 +181,7 @@ def test_a_token_is_sent_and_shown_nowhere(locked: tuple[str, Replay], attach: C
         ({"MY_TOKEN": "sk-wrong"}, {"token_variable": "MY_TOKEN"}, "status 401; name the environment variable of"),
     ],
 )
-def test_a_token_that_is_wrong_is_one_line_without_it(
+def test_a_wrong_token_is_not_shown(
     locked: tuple[str, Replay],
     attach: Callable[..., Told],
     environment: dict[str, str],
@@ -198,7 +195,7 @@ def test_a_token_that_is_wrong_is_one_line_without_it(
     assert "sk-" not in result.stdout + result.stderr
 
 
-def test_a_prompt_is_the_text_of_its_ids_and_a_piece_has_as_many_tokens(call: Callable[..., Told]) -> None:
+def test_texts_of_prompts_keep_their_tokens(call: Callable[..., Told]) -> None:
     program, text = REPO / "tests/servers/texts_facts.py", REPO / "config/evaluation.txt"
     result = call(interpreter("tools"), program, REPO / "demo", text, PYTHONPATH=str(REPO / "scripts"))
     told = json.loads(result.stdout)
@@ -227,7 +224,7 @@ def test_transformers_serve_writes_what_transformers_does(demo: Path, call: Call
     assert not (fp16.parent / ".servers").exists()
 
 
-def test_transformers_own_server_is_not_believed_to_read_as_tokenizer_json_says(
+def test_transformers_server_may_read_prompts_otherwise(
     tmp_path: Path, torch_python: Path, call: Callable[..., Told]
 ) -> None:
     """Of two folders that differ in `tokenizer_class`, it would read one in another way."""

@@ -21,7 +21,6 @@ from quantmill.common.program import UserError
 from quantmill.devices import cpu, processes
 
 PROMPT = [5, 9, 13, 40]
-CHAT = {"messages": [{"role": "user", "content": "w1 w2"}], "stream": True}
 TIMES = (0.02, 0.0, 0.01, 0.0)  # a, b, c, d of the fake server
 
 
@@ -56,11 +55,11 @@ def test_a_server_is_an_engine(artifact: Path) -> None:
 
 @pytest.mark.parametrize("option", ["port", "por", "mod", "model"])
 def test_an_option_of_ours_is_refused_also_shortened(artifact: Path, option: str) -> None:
-    with pytest.raises(UserError, match=rf"^engine fake-serve: option '{option}' is Quantmill's own affair; leave"):
+    with pytest.raises(UserError, match=rf"^engine fake-serve: option '{option}' is set by Quantmill; remove"):
         Engine(artifact, "cpu", 1, **{option: 1})
 
 
-def test_two_of_the_same_at_once_are_in_no_way_of_each_other(artifact: Path) -> None:
+def test_two_equal_servers_run_at_once(artifact: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from pathlib import Path; import fake_serve\n"
@@ -79,7 +78,7 @@ def test_two_of_the_same_at_once_are_in_no_way_of_each_other(artifact: Path) -> 
     assert not (artifact.parent / ".servers").exists()
 
 
-def test_what_a_killed_client_left_is_waited_for_and_removed(artifact: Path) -> None:
+def test_a_killed_clients_server_is_removed(artifact: Path) -> None:
     script = (
         "import os, sys; sys.path[:0] = sys.argv[1:3]\n"
         "from pathlib import Path; import fake_serve\n"
@@ -116,17 +115,14 @@ def test_a_server_that_died_is_named(artifact: Path) -> None:
     engine = Engine(artifact, "cpu", 1)
     (server,) = engine.processes()
     os.kill(server, signal.SIGKILL)
-    with pytest.raises(UserError, match=r"fake@fake_serve: the server ended \(killed by signal 9\)"):
+    with pytest.raises(UserError, match=r"fake@fake-serve: the server ended \(killed by signal 9\)"):
         list(engine.decode([PROMPT], 5))
     engine.close()
 
 
 def test_a_server_without_ids_is_refused(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(artifact, "cpu", 1)
-    monkeypatch.setattr(engine, "dialect", "chat")  # which tells text alone
-    monkeypatch.setattr(
-        engine, "request", lambda ids, n: engine.target.request("/v1/chat/completions", CHAT | {"max_tokens": n})
-    )
-    with pytest.raises(UserError, match="its server does not tell the tokens that it chose"):
+    monkeypatch.setattr(engine, "dialect", "extended")  # which does not ask for ids
+    with pytest.raises(UserError, match="its server does not return the ids of its tokens"):
         list(engine.decode([PROMPT], 5))
     engine.close()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quantmill.client.client import Target, get
+from quantmill.client.query import get
+from quantmill.client.target import Target
 from quantmill.common.program import UserError
 from quantmill.devices import listeners, processes
 from quantmill.engines.served.started import Started

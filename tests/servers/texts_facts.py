@@ -1,4 +1,4 @@
-"""How pieces of a text are written for a server that takes text alone: python texts_facts.py FOLDER TEXT"""
+"""Print how pieces of a text are written for a server that takes only text: python texts_facts.py FOLDER TEXT"""
 
 import json
 import random

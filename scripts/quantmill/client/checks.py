@@ -1,7 +1,7 @@
-"""What must be right in a load's answers before its figures are shown. What a check finds has one line.
+"""Checks of a load's answers before its figures are shown. Each finding is one line.
 
-A finding that `refuses` takes the figures away; the others are notes beside them. loads.load_checks asks whether the
-server and the client worked evenly, loads.agreement whether it answers as it predicts.
+A finding that `refuses` removes the figures; the others are notes on them. loads.load_checks checks that server and
+client worked evenly, loads.agreement that the server answers as it predicts.
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from quantmill.client.connection import NO_FILES
 from quantmill.client.stream import REJECTED, Reply
 
-MAX_WHOLE = 0.01  # of the answers may come in one event: as many as p99 leaves out
+MAX_WHOLE = 0.01  # share of answers that may come in one event: what p99 leaves out
 ACCEPTANCE = 0.02  # relative difference between the server's count of accepted tokens and the streams'
 
 
 class Finding(NamedTuple):
-    """What is wrong: a short name, one line, and whether the figures are refused for it."""
+    """A fault: a short name, one line, and whether the figures are refused for it."""
 
     fault: str
     message: str
@@ -33,7 +33,7 @@ class LoadRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Counters:
-    """What a server counts by itself; None where it does not tell."""
+    """A server's own counters; None where it does not report them."""
 
     prompt_tokens: float | None = None
     generated_tokens: float | None = None
@@ -43,7 +43,7 @@ class Counters:
     accepted: float | None = None
 
     def since(self, before: "Counters") -> "Counters":
-        """What was counted since then."""
+        """Return what was counted since `before`."""
         mine, theirs = vars(self), vars(before)
         return Counters(
             **{name: None if None in (mine[name], theirs[name]) else mine[name] - theirs[name] for name in mine}
@@ -51,7 +51,7 @@ class Counters:
 
 
 def check_replies(replies: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
-    """Whether every request has a whole answer of the asked length."""
+    """Check that every request has a whole answer of the requested length."""
     found = [*_check_failures(replies)]
     good = [reply for reply in replies if reply.ok]
     pairs = [(reply, asked[reply.number].new_tokens, _tokens(reply, asked)) for reply in good]
@@ -76,15 +76,15 @@ def check_replies(replies: Sequence[Reply], asked: Sequence[LoadRequest]) -> lis
             message = f"{_of(wrong, good)} have {word} tokens than were asked for: {tokens} of {wanted} in one of them"
             found.append(Finding(fault, message))
     if any(reply.tokens is None for reply in good):
-        message = "the server tells no ids: tokens are counted from the text, or are what it says"
+        message = "the server returns no ids: tokens are counted from the text, or taken from its usage"
         found.append(Finding("no_ids", message, refuses=False))
     return found + _check_events(good, asked) + _check_usage(good, asked)
 
 
 def _tokens(reply: Reply, asked: Sequence[LoadRequest]) -> int | None:
-    """How many new tokens came; of a reply without ids as many as the server says, which are those that were asked for
-    where they are nearly as many: some servers count the tokens of their text again."""
-    told = reply.usage.new_tokens if reply.usage else None
+    """Return the number of new tokens. Of a reply without ids it is the server's count, or the requested number if that
+    is close: some servers count the tokens of their text again."""
+    told = reply.usage.new_tokens
     if reply.tokens is not None or told is None:
         return reply.tokens
     wanted = asked[reply.number].new_tokens
@@ -97,7 +97,7 @@ def _check_failures(replies: Sequence[Reply]) -> list[Finding]:
     unsent = [reply for reply in replies if reply.failure == NO_FILES]
     rest = [reply for reply in replies if not reply.ok and reply.status not in REJECTED and reply.failure != NO_FILES]
     if rejected:
-        statuses = " and ".join(str(status) for status in sorted({reply.status for reply in rejected}))
+        statuses = " and ".join(sorted({str(reply.status) for reply in rejected}))
         found.append(Finding("rejected", f"{_of(rejected, replies)} were rejected with status {statuses}"))
     if unsent:
         message = f"{NO_FILES} for {len(unsent)} of {len(replies)} requests; raise its limit (ulimit -Hn)"
@@ -131,12 +131,12 @@ def _check_events(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[F
         message = f"{_of(many, good)} have events of several tokens, {mean:.1f} in the mean: gaps are those of events"
         found.append(Finding("many_tokens_an_event", message, refuses=False))
     for oddity, message in (
-        ("split", "events came in several packets; their time is that of the last"),
-        ("split_utf8", "packets ended inside of a character"),
-        ("pings", "comments stood in the streams; they are no tokens"),
+        ("split", "events came in several packets; their time is that of the last packet"),
+        ("split_utf8", "packets ended inside a character"),
+        ("pings", "comments were in the streams; they are not tokens"),
         ("empty", "events without text came before the first token; TTFT waits for the token"),
-        ("cumulative", "streams repeat their text in each event; only what is new counts"),
-        ("withheld", "tokens came without their ids; their number is the server's"),
+        ("cumulative", "events repeat the earlier text; only new text counts"),
+        ("withheld", "tokens came without ids; their number is the server's"),
     ):
         number = sum(reply.oddities[oddity] for reply in good)
         if number:
@@ -146,15 +146,15 @@ def _check_events(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[F
 
 def _check_usage(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
     found = []
-    silent = [reply for reply in good if reply.usage is None or reply.usage.new_tokens is None]
+    silent = [reply for reply in good if reply.usage.new_tokens is None]
     if silent:
-        message = f"{_of(silent, good)} tell no usage: the server's count is not held against the client's"
+        message = f"{_of(silent, good)} report no usage: the server's count cannot be compared with the client's"
         found.append(Finding("no_usage", message, refuses=False))
     told = [reply for reply in good if reply not in silent]
     lies = [reply for reply in told if reply.tokens is not None and reply.tokens != reply.usage.new_tokens]
     if lies:
         message = f"{lies[0].usage.new_tokens} tokens where {lies[0].tokens} came"
-        found.append(Finding("usage_differs", f"{_of(lies, good)} have a usage that is not true: {message}"))
+        found.append(Finding("usage_differs", f"{_of(lies, good)} have a wrong usage: {message}"))
     cached = sum(reply.usage.cached_tokens or 0 for reply in told)
     if cached:
         found.append(Finding("cached", f"{cached} tokens of prompts came out of the server's cache"))
@@ -162,14 +162,14 @@ def _check_usage(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Fi
 
 
 def _check_prompts(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[Finding]:
-    """Whether the server read the ids that it was sent."""
+    """Check that the server read the ids that it was sent."""
     kinds: dict[str, list[str]] = {}
     for reply in good:
         prompt = asked[reply.number].prompt
         if isinstance(prompt, str):
             continue
         read = reply.prompt_ids
-        number = len(read) if read is not None else reply.usage.prompt_tokens if reply.usage else None
+        number = len(read) if read is not None else reply.usage.prompt_tokens
         if number is None or (number == len(prompt) and read in (None, tuple(prompt))):
             continue
         if number > len(prompt) and (read is None or list(read[-len(prompt) :]) == prompt):
@@ -188,30 +188,30 @@ def _check_prompts(good: Sequence[Reply], asked: Sequence[LoadRequest]) -> list[
 
 
 def check_counters(counted: Counters, replies: Sequence[Reply], cache_off: bool) -> list[Finding]:
-    """The server's counters over the load, held against what came. Only where all requests were this load's.
+    """Compare the server's counters over the load with what came, where all requests were this load's.
 
     Args:
-        counted: what the counters grew by.
-        cache_off: whether the server was told to keep no prefix cache.
+        counted: the counters' increase.
+        cache_off: whether the server's prefix cache was switched off.
     """
     found = []
-    tokens = [reply.tokens for reply in replies]
-    # of an answer that was given up, the server has counted tokens that never came
-    comparable = None not in tokens and not any(reply.failure for reply in replies)
-    if counted.generated_tokens is not None and comparable and counted.generated_tokens != sum(tokens):
-        message = f"the server counts {counted.generated_tokens:.0f} new tokens where {sum(tokens)} came"
+    came = sum(reply.tokens or 0 for reply in replies)
+    # the server has counted tokens of abandoned answers that never came
+    comparable = not any(reply.failure or reply.tokens is None for reply in replies)
+    if counted.generated_tokens is not None and comparable and counted.generated_tokens != came:
+        message = f"the server counts {counted.generated_tokens:.0f} new tokens where {came} came"
         found.append(Finding("counter_differs", message))
     if counted.cached_tokens and cache_off:
         message = f"{counted.cached_tokens:.0f} tokens of prompts came out of the cache, which was to be off"
         found.append(Finding("cached", message))
     if counted.accepted is not None and counted.drafted and comparable:
-        seen = sum(tokens) - sum(len(reply.events) for reply in replies)
-        # vLLM counts a draft whole that was right beyond the last token asked for
+        seen = came - sum(len(reply.events) for reply in replies)
+        # vLLM counts a whole draft, also what is right beyond the last requested token
         unseen = sum(max((event.tokens or 1 for event in reply.events), default=1) - 1 for reply in replies)
         margin = ACCEPTANCE * max(seen, 1)
         if counted.accepted > counted.drafted or not -margin <= counted.accepted - seen <= unseen + margin:
             message = f"{counted.accepted:.0f} of {counted.drafted:.0f}, where the streams hold {seen}"
-            found.append(Finding("acceptance", f"the server's count of accepted tokens is not true: {message}"))
+            found.append(Finding("acceptance", f"the server's count of accepted tokens is wrong: {message}"))
     return found
 
 

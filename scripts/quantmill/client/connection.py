@@ -1,7 +1,6 @@
-"""One connection over HTTP/1.1 that stamps what arrives and keeps its bytes. It reads no more of them than it takes to
-know where a response ends.
+"""An HTTP/1.1 connection that stamps what arrives and keeps its bytes. It parses only what shows the end of a response.
 
-A BufferedProtocol takes 5 us an arrival, a Protocol 12: asyncio gives that one a new quarter of a megabyte each time.
+A BufferedProtocol takes 5 us per arrival, a Protocol 12, because asyncio allocates a quarter of a megabyte each time.
 """
 
 import asyncio
@@ -14,51 +13,51 @@ from quantmill.client.http1 import Head, read_head, skip_chunks
 
 LOST = "the connection was lost"
 TOO_LONG = "its answer has more than"
-TIMED_OUT = "not complete in"  # how the failure begins of what was given up
-MAX_ANSWER = 2**26  # bytes of one response: what repeats its text in each event takes 20 MB for 2,000 tokens
-STEP = 2**16  # bytes that room is taken for at once
-MAX_KEPT = 2**31  # bytes of all responses that are kept at one time
-NO_FILES = "no connection: the client may open no more files"  # of what was never sent
-BUFFER = memoryview(bytearray(256 * 1024))  # of all connections of a load: what came is copied before the loop goes on
+TIMED_OUT = "not complete in"  # begins the failure of a request that was given up
+MAX_ANSWER = 2**26  # bytes of one response: a server that repeats its text in each event takes 20 MB for 2,000 tokens
+STEP = 2**16  # bytes that are reserved at once
+MAX_KEPT = 2**31  # bytes of all responses that are kept at the same time
+NO_FILES = "no connection: the client may open no more files"  # the failure of a request that was never sent
+BUFFER = memoryview(bytearray(256 * 1024))  # shared by a load: what came is copied before the loop goes on
 
 
 @dataclass(slots=True)
 class Room:
-    """How many bytes of responses may still be kept, of all connections that share it."""
+    """The bytes of responses that all connections sharing it may still keep."""
 
     left: int = MAX_KEPT
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request and all that came back. Times are in seconds, of the client's clock.
+    """A request and all that came back. Times are seconds of the client's clock.
 
     Attributes:
         number: of the request in its load.
-        intended: when it was to be sent: by the schedule, or when the request before it in its slot had ended.
-        sent: when its bytes were written; None where no connection could be had.
+        intended: when it was to be sent: by the schedule, or when the previous request of its slot had ended.
+        sent: when its bytes were written; None where no connection could be opened.
         data: all bytes of the response, head and framing included.
-        stamps, ends: when each arrival came, and where in `data` it ends.
+        stamps, ends: the time of each arrival, and where in `data` it ends.
         finished: when the response was complete, or had failed.
         failure: why there is no complete response, in a few words.
-        taken: when the client took it up, before a connection for it was made.
+        taken: when the client began with it, before it had a connection.
     """
 
     number: int
     intended: float
     sent: float | None = None
     data: bytearray = field(default_factory=bytearray)
-    stamps: array = field(default_factory=lambda: array("d"))
-    ends: array = field(default_factory=lambda: array("Q"))
+    stamps: "array[float]" = field(default_factory=lambda: array("d"))
+    ends: "array[int]" = field(default_factory=lambda: array("Q"))
     finished: float | None = None
     failure: str | None = None
     taken: float | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection that takes one request at a time, while it is `usable`.
+    """A connection for one request at a time, while it is `usable`.
 
-    `free_since` says since when it waits, and `used` whether it has had a request.
+    It has been idle since `free_since`; `used` says whether it has had a request.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Connection(asyncio.BufferedProtocol):
         self._clock, self._room, self._limit, self._buffer = clock, room or Room(), limit, buffer
         self._exchange: Exchange | None = None
         self._head: Head | None = None
-        self._paid = 0  # bytes that room is taken for
-        self._at = 0  # where in the data the next chunk's size stands
+        self._paid = 0  # bytes that are reserved
+        self._at = 0  # where in the data the next chunk's size is
         self.usable = self.used = self._more = False
         self.free_since = clock()
 
     async def exchange(self, exchange: Exchange, request: bytes, timeout: float) -> None:
-        """Send a request and wait until its response is complete or has failed, which `exchange` then says."""
+        """Send a request and wait until its response is complete or has failed, which `exchange` then holds."""
         loop = asyncio.get_running_loop()
         self._exchange, self._head, self._waiter, self._paid = exchange, None, loop.create_future(), 0
         expiry = loop.call_later(timeout, self._end, f"{TIMED_OUT} {timeout:g} s")
@@ -89,7 +88,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._waiter
         finally:
             expiry.cancel()
-            self._exchange = None  # where this wait was interrupted, what comes now changes nothing in it
+            self._exchange = None  # if this wait was interrupted, it must not change any more
 
     def close(self) -> None:
         """Close it at once."""
@@ -97,18 +96,18 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
+        """Keep the transport of the open connection."""
         self._transport, self.usable = transport, True
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where asyncio puts what arrives."""
+        """Return where asyncio puts what arrives."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have come."""
+        """Stamp and keep what arrived."""
         now = self._clock()
         exchange = self._exchange
-        if exchange is None:  # nobody asked
+        if exchange is None:  # it was not asked for
             self.close()
             return
         data = exchange.data
@@ -116,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         data += self._buffer[:nbytes]
         size = len(data)
         exchange.ends.append(size)
-        if size > self._paid and not self._pay(size):
+        if size > self._paid and not self._pay(exchange, size):
             return
         try:
             complete = self._is_complete(data)
@@ -126,11 +125,8 @@ class Connection(asyncio.BufferedProtocol):
             if complete:
                 self._end(None)
 
-    def eof_received(self) -> None:
-        """The server closes; `connection_lost` follows."""
-
     def connection_lost(self, error: Exception | None) -> None:
-        """It is closed: the end of a response that says neither its length nor sends chunks, or its loss."""
+        """End the response: this is its end if it has neither a length nor chunks, else its loss."""
         self.usable = False
         head = self._head
         whole = head and not head.chunked and head.length is None and error is None
@@ -149,12 +145,12 @@ class Connection(asyncio.BufferedProtocol):
             end = None if head.length is None else head.body + head.length
         if end is None or len(data) < end:
             return False
-        self._more = len(data) > end  # what nobody asked for: the next response would not be the next request's
+        self._more = len(data) > end  # the rest would be taken for the next request's response
         return True
 
-    def _pay(self, size: int) -> bool:
-        """Take room for an answer of that size and what may follow. False where there is none: then nothing is kept of
-        it, since whatever it holds is no answer."""
+    def _pay(self, exchange: Exchange, size: int) -> bool:
+        """Reserve room for an answer of this size and what may follow. Returns False, and keeps nothing of the answer,
+        where there is none."""
         most = min(self._limit, size + STEP)
         self._room.left -= most - self._paid
         self._paid = most
@@ -163,7 +159,6 @@ class Connection(asyncio.BufferedProtocol):
         words = (
             f"{self._limit:,} bytes" if size > self._limit else f"{MAX_KEPT:,} bytes together with the other answers"
         )
-        exchange = self._exchange
         self._room.left += self._paid
         exchange.data, exchange.stamps, exchange.ends = bytearray(), array("d"), array("Q")
         self._end(f"{TOO_LONG} {words}")
@@ -177,5 +172,5 @@ class Connection(asyncio.BufferedProtocol):
         exchange.failure = failure
         if failure is not None or self._head is None or self._head.close or self._more:
             self.close()
-        if not self._waiter.done():  # whoever waits may have been interrupted
+        if not self._waiter.done():  # the caller may have been interrupted
             self._waiter.set_result(None)

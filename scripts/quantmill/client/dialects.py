@@ -1,4 +1,4 @@
-"""What servers want to be asked and how they answer: one table, a few lines for each way of speaking.
+"""The APIs of servers, requests and answers, in one table with a few lines for each.
 
 Every body asks for the likeliest token each time, for exactly `new_tokens` of them, and for the counts at the end.
 """
@@ -15,14 +15,14 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class Dialect:
-    """A way of speaking to a server.
+    """An API of servers.
 
     Attributes:
         path: where requests go.
-        body: of a request: (model, prompt, new tokens, whether to stream).
-        read: what one JSON object of the answer says, to be checked by `words.check`. Raises KeyError, TypeError,
-            IndexError or AttributeError where it is none of this dialect.
-        likelihood: how it is asked for the probabilities of a given text; None where it cannot be.
+        body: makes the body of a request: (model, prompt, new tokens, whether to stream).
+        read: reads one JSON object of the answer, to be checked by `words.check`. Raises KeyError, TypeError,
+            IndexError or AttributeError where it is not of this dialect.
+        likelihood: asks for the log-probabilities of a given text; None where the API cannot.
     """
 
     path: str
@@ -33,12 +33,6 @@ class Dialect:
 
 def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
     return {"prompt": prompt, "return_token_ids": True, **_openai(model, new_tokens, stream)}
-
-
-def _chat_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    if not isinstance(prompt, str):
-        raise ValueError("a chat takes text, no ids")
-    return {"messages": [{"role": "user", "content": prompt}], **_openai(model, new_tokens, stream)}
 
 
 def _openai(model: str, new_tokens: int, stream: bool) -> dict[str, Any]:
@@ -79,24 +73,11 @@ def _lmdeploy_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) ->
 
 
 def _ollama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a template of a chat
+    sampling = {"num_predict": new_tokens, "temperature": 0, "seed": 0}  # raw: without a chat template
     return {"model": model, "prompt": prompt, "raw": True, "stream": stream, "options": sampling}
 
 
 def _read_completions(content: dict[str, Any]) -> Piece:
-    return _read_openai(content, lambda choice: choice.get("text"))
-
-
-def _read_chat(content: dict[str, Any]) -> Piece:
-    def text(choice: dict[str, Any]) -> str:
-        message = choice.get("delta") or choice.get("message") or {}
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        return thought + (message.get("content") or "")
-
-    return _read_openai(content, text)
-
-
-def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str | None]) -> Piece:
     counts, choices = content.get("usage"), content["choices"]
     usage = None
     if counts:
@@ -105,30 +86,29 @@ def _read_openai(content: dict[str, Any], text: Callable[[dict[str, Any]], str |
     if len(choices) > 1:
         raise Untrue(f"it gives {len(choices)} answers to one prompt")
     choice = choices[0] if choices else {}  # the event with the usage has none
-    prompt_ids = choice.get("prompt_token_ids") or content.get("prompt_token_ids")
     finish = choice.get("finish_reason")
     return Piece(
         ids=choice.get("token_ids"),
-        text=text(choice) or "",
+        text=choice.get("text") or "",
         finish=finish,
         usage=usage,
         model=content.get("model"),
-        prompt_ids=prompt_ids,
-        last=bool(finish and usage),  # transformers serve says no [DONE]
+        prompt_ids=choice.get("prompt_token_ids") or content.get("prompt_token_ids"),
+        last=bool(finish and usage),  # transformers serve sends no [DONE]
     )
 
 
 def _read_llama(content: dict[str, Any]) -> Piece:
-    # a token whose text ends inside of a character is withheld with its id: only the count tells of it
+    # a token whose text ends inside a character is withheld with its id: only the count shows it
     ids, text, so_far = content.get("tokens"), content["content"], content.get("tokens_predicted")
+    stop: str = content.get("stop_type", "")
     if not content["stop"]:
         return Piece(ids, text, so_far)
-    word = content.get("stop_type")
     return Piece(
         ids,
         text,
         so_far,
-        finish={"limit": "length", "eos": "stop", "word": "stop"}.get(word, word),
+        finish=LLAMA_STOPS.get(stop, stop),
         usage=Usage(content.get("tokens_evaluated"), so_far, (content.get("timings") or {}).get("cache_n")),
         model=content.get("model"),
         last=True,
@@ -158,16 +138,16 @@ def _read_ollama(content: dict[str, Any]) -> Piece:
     return Piece(None, content["response"], finish=content.get("done_reason"), usage=usage, last=content["done"])
 
 
+LLAMA_STOPS = {"limit": "length", "eos": "stop", "word": "stop"}
 DIALECTS = {
     "completions": Dialect("/v1/completions", _completions_body, _read_completions, VLLM),
     "llama": Dialect("/completion", _llama_body, _read_llama),
-    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own words alone
-    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # without a word of the usage, which is told
+    "plain": Dialect("/v1/completions", _plain_body, _read_completions),  # OpenAI's own fields only
+    "bare": Dialect("/v1/completions", _bare_body, _read_completions),  # usage is not asked for, but returned
     "tgi": Dialect("/generate_stream", _tgi_body, _read_tgi),
     "sglang": Dialect("/generate", _sglang_body, _read_meta_info, SGLANG),
     "lmdeploy": Dialect("/generate", _lmdeploy_body, _read_meta_info),
     "ollama": Dialect("/api/generate", _ollama_body, _read_ollama),
     "extended": Dialect("/v1/completions", _extended_body, _read_completions),  # and `ignore_eos`
     "openvino": Dialect("/v3/completions", _extended_body, _read_completions),
-    "chat": Dialect("/v1/chat/completions", _chat_body, _read_chat),
 }

@@ -1,7 +1,7 @@
-"""An event loop whose timers are exact to some 0.1 ms instead of one or two.
+"""An event loop whose timers are exact to about 0.1 ms instead of one or two.
 
 epoll counts whole milliseconds, and so do asyncio's timers: requests of a schedule left 0.7 ms late in the median and
-2.1 ms at p99, here 0.06 and 0.3. The last two milliseconds before a timer are waited for by a timerfd of Linux.
+2.1 ms at p99; here it is 0.06 and 0.3 ms. Linux's timerfd times the last two milliseconds before a timer.
 """
 
 import asyncio
@@ -10,13 +10,12 @@ import os
 import selectors
 import struct
 import sys
-from typing import Any
 
 CLOCK_MONOTONIC = 1
 NEAR = 0.002  # seconds
 
 
-class ExactSelector(selectors.EpollSelector if sys.platform == "linux" else selectors.DefaultSelector):
+class ExactSelector(selectors.DefaultSelector):
     """A selector that wakes to the microsecond, where the system has timerfd(2)."""
 
     def __init__(self) -> None:
@@ -28,13 +27,13 @@ class ExactSelector(selectors.EpollSelector if sys.platform == "linux" else sele
         self.register(self._timer, selectors.EVENT_READ)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready after at most `timeout` seconds."""
+        """Return what is ready after at most `timeout` seconds."""
         if timeout is not None and 0 < timeout <= NEAR:
             setting = struct.pack("qqqq", 0, 0, 0, max(1, int(timeout * 1e9)))
             self._libc.timerfd_settime(self._timer, 0, setting, None)
             timeout = None
         elif timeout is not None and timeout > NEAR:
-            timeout = int(timeout * 1000 - 1) / 1000  # early; the loop then asks for what is left
+            timeout = int(timeout * 1000 - 1) / 1000  # early; the loop then asks for the rest
         ready = []
         for key, events in super().select(timeout):
             if key.fd == self._timer:
@@ -50,6 +49,5 @@ class ExactSelector(selectors.EpollSelector if sys.platform == "linux" else sele
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of asyncio with exact timers, or an ordinary one where the system has no timerfd."""
-    options: dict[str, Any] = {"selector": ExactSelector()} if sys.platform == "linux" else {}
-    return asyncio.SelectorEventLoop(**options)
+    """Return an asyncio loop with exact timers, or an ordinary one where the system has no timerfd."""
+    return asyncio.SelectorEventLoop(ExactSelector() if sys.platform == "linux" else None)

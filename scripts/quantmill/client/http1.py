@@ -1,10 +1,10 @@
-"""What a client must know of HTTP/1.1 to find the end of a response, and its body. Bytes of a stranger: bounded, and
+"""The part of HTTP/1.1 that finds the end of a response, and its body. The bytes are not trusted: they are bounded, and
 no error shows them."""
 
 import re
 from typing import NamedTuple
 
-MAX_HEAD = 64 * 1024  # bytes of a head, with all that is passed over before it; of a trailer
+MAX_HEAD = 64 * 1024  # bytes of a head with what is skipped before it, and of a trailer
 MAX_FIELD = 16 * 1024  # bytes of one of its lines
 MAX_SIZE_LINE = 256  # bytes of a chunk's size and its extensions
 STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)(?: [^\r\n\0]*)?")
@@ -16,8 +16,8 @@ PLAIN = (b"", b"identity")
 
 
 class Head(NamedTuple):
-    """Status and framing of a response. `body` is where its body begins; `length` is None unless it is told; `packed`
-    says that the body is compressed, which nobody asked for."""
+    """Status and framing of a response. `body` is where its body begins; `length` is None if unknown; `packed` says
+    that the body is compressed, which was not asked for."""
 
     status: int
     body: int
@@ -29,9 +29,9 @@ class Head(NamedTuple):
 
 
 def read_head(data: bytes | bytearray) -> Head | None:
-    """The head of a response; None while it is not whole. 100 Continue and its like are passed over.
+    """Return the head of a response; None while it is not whole. 100 Continue and the like are skipped.
 
-    Raises ValueError where this is no HTTP/1.1, or too much of it.
+    Raises ValueError where it is not HTTP/1.1, or too long.
     """
     start = 0
     while True:
@@ -47,7 +47,7 @@ def read_head(data: bytes | bytearray) -> Head | None:
         if not match:
             raise ValueError("no head of an HTTP response")
         status, start = int(match[1]), end + 4
-        if status >= 200 or status == 101:  # another protocol, which nobody asked for
+        if status >= 200 or status == 101:  # 101: another protocol, which was not asked for
             break
     fields = _read_fields(lines)
     codings = [each.strip() for each in fields.get(b"transfer-encoding", b"").lower().split(b",")]
@@ -60,7 +60,7 @@ def read_head(data: bytes | bytearray) -> Head | None:
             raise ValueError("both Content-Length and Transfer-Encoding")
     elif b"content-length" in fields:
         if not LENGTH.fullmatch(fields[b"content-length"]):
-            raise ValueError("a Content-Length that is no number")
+            raise ValueError("a Content-Length that is not a number")
         length = length if length is not None else int(fields[b"content-length"])
     old = first.startswith(b"HTTP/1.0")
     close = b"close" in fields.get(b"connection", b"close" if old else b"").lower()
@@ -70,14 +70,14 @@ def read_head(data: bytes | bytearray) -> Head | None:
 
 
 def _read_fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Fields by their names in lower case; of one that comes again, all values. Raises ValueError where there is none,
-    or two lengths."""
+    """Return fields by their names in lower case; a repeated one has all its values. Raises ValueError for a line that
+    is not a field, and for two lengths."""
     fields: dict[bytes, bytes] = {}
     for line in lines:
         match = FIELD.fullmatch(line) if len(line) <= MAX_FIELD else None
         if not match:
             long = f" of more than {MAX_FIELD >> 10} KiB" if len(line) > MAX_FIELD else ""
-            raise ValueError(f"a line of its head{long} that is no field")
+            raise ValueError(f"a line of its head{long} that is not a field")
         name, value = match[1].lower(), match[2].rstrip(b" \t")
         if name in fields and not (name == b"content-length" and fields[name] == value):
             value = fields[name] + b", " + value
@@ -86,10 +86,10 @@ def _read_fields(lines: list[bytes]) -> dict[bytes, bytes]:
 
 
 def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, int | None]:
-    """From where a chunk's size stands, behind a line's end, pass over all chunks that have come.
+    """Skip all chunks that have come, from a chunk's size on, which follows the end of a line.
 
-    Returns where the next size stands, and where the response ends: None until the last chunk and its trailer have
-    come. Raises ValueError where there is no size, or something else than a line's end after a chunk.
+    Returns the place of the next size, and the end of the response: None until the last chunk and its trailer have
+    come. Raises ValueError where a size, or the end of a line after a chunk, is missing.
     """
     size = len(data)
     while at < size:
@@ -111,7 +111,7 @@ def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, int | None]:
 
 
 def chunk_size(data: bytes | bytearray, at: int, end: int) -> int:
-    """Bytes of the chunk whose size stands at data[at:end]."""
+    """Return the bytes of the chunk whose size is data[at:end]."""
     match = SIZE.fullmatch(data, at, end)
     if not match:
         raise ValueError("no size of a chunk")

@@ -1,6 +1,6 @@
-"""What servers tell of a given text: each token's log-probability, and the likeliest ones of each place.
+"""Log-probabilities of a given text by servers: of each token, and of the likeliest tokens of each place.
 
-One way of asking a server for it, and of reading its answer, for each API that can.
+Each API that has them has a request, and a function that reads the answer.
 """
 
 import re
@@ -17,13 +17,13 @@ TOP = 20  # likeliest tokens of each place: vLLM's own limit
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How a server is asked, and what it says.
+    """Ask a server for log-probabilities, and read its answer.
 
     Attributes:
-        body: of a request: (model, ids of the text).
-        read: what the answer tells of the same ids, to be checked by `words.targets`; None where it tells nothing of
-            the kind. Raises KeyError, TypeError, IndexError or AttributeError where it has another form, `Untrue` where
-            it is of other ids.
+        body: makes the body of a request: (model, ids of the text).
+        read: reads the answer about the same ids, to be checked by `words.targets`; None where it holds no
+            log-probabilities. Raises KeyError, TypeError, IndexError or AttributeError where it has another form,
+            `Untrue` where it is about other ids.
     """
 
     body: Callable[[str, list[int]], dict[str, Any]]
@@ -41,8 +41,8 @@ def _read_vllm(content: dict[str, Any], ids: list[int]) -> Told | None:
     found = [{_number(token): each for token, each in place.items()} for place in places[1:]]
     for number, (token, place) in enumerate(zip(ids[1:], found, strict=False), 1):
         if token not in place:
-            raise Untrue(f"prompt_logprobs tells nothing of token {token}, which is place {number} of the text")
-    # a token that is not among the likeliest is told besides, with its rank
+            raise Untrue(f"prompt_logprobs has nothing about token {token}, which is place {number} of the text")
+    # a token that is not among the likeliest is added with its rank
     top = [sorted(place.items(), key=lambda each: each[1]["rank"])[:TOP] for place in found]
     return Told(
         "prompt_logprobs",
@@ -52,7 +52,7 @@ def _read_vllm(content: dict[str, Any], ids: list[int]) -> Told | None:
 
 
 def _number(token: str) -> int:
-    """An id that is a key."""
+    """Return an id that is a key."""
     if not NUMBER.fullmatch(token):
         raise Untrue(f"prompt_logprobs has {token!r:.40} for a token's id")
     return int(token)
@@ -65,7 +65,7 @@ def _sglang_body(model: str, ids: list[int]) -> dict[str, Any]:
 
 
 def _read_sglang(content: dict[str, Any], ids: list[int]) -> Told | None:
-    """Entries are (log-probability, id, text); nothing is said of the first token."""
+    """Read entries of (log-probability, id, text); the first token has none."""
     meta = content["meta_info"]
     entries, top = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
     if entries is None or top is None:

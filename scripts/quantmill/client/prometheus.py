@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus' text: `name{labels} value` a line."""
+"""A server's metrics in Prometheus' text format: a line is `name{labels} value`."""
 
 import re
 
@@ -7,7 +7,7 @@ LINE = re.compile(rf"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{{[^}}]*\}})? ({VALUE})\s*")
 
 
 def read(text: str) -> dict[str, float]:
-    """The sum over labels of each metric; lines that are none are passed over."""
+    """Return each metric's sum over its labels; other lines are skipped."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = LINE.fullmatch(line)

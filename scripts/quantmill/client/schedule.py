@@ -1,21 +1,15 @@
-"""When requests are sent: as others end (`Closed`), or at stored times whatever the server does (`Open`)."""
+"""Times at which requests are sent: as others end (`Closed`), or fixed whatever the server does (`Open`)."""
 
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-
-from quantmill.common import bounded_json, plain_file
-from quantmill.common.atomic import write_json
-from quantmill.common.program import UserError
 
 
 @dataclass(frozen=True)
 class Closed:
-    """So many slots, each of which sends its next request when its last has ended. One slot is `serial`."""
+    """Slots, each of which sends its next request when its last has ended. One slot is `serial`."""
 
     slots: int
 
@@ -32,22 +26,22 @@ class Open:
 
     def __post_init__(self) -> None:
         if any(later < earlier for earlier, later in zip((0.0, *self.times), self.times, strict=False)):
-            raise ValueError("times of a schedule are not in order, or lie before its start")
+            raise ValueError("times of a schedule are not in order, or before its start")
 
 
 Load = Closed | Open
 
 
 def burst(requests: int) -> Open:
-    """All requests at once."""
+    """Return the load that sends all requests at once."""
     return Open((0.0,) * requests)
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """A Poisson process of `rate` requests a second: its times as they were drawn, to a microsecond.
+    """A Poisson process of `rate` requests per second: its times as drawn, to a microsecond.
 
-    The times are not rescaled to the rate: gaps of a process that is forced to its mean are not independent. The same
+    The times are not rescaled to the rate, because gaps that are forced to their mean are not independent. The same
     seed draws the same gaps for every rate, so that two rates are compared on the same arrivals.
     """
 
@@ -57,37 +51,17 @@ class Poisson:
 
     @classmethod
     def draw(cls, rate: float, requests: int, seed: int) -> "Poisson":
-        """The first `requests` arrivals."""
+        """Draw the first `requests` arrivals."""
         gaps = np.random.default_rng(seed).exponential(size=requests) / rate
         return cls(float(rate), seed, tuple(np.cumsum(gaps).round(6).tolist()))
 
     @property
     def load(self) -> Open:
-        """The load that sends them."""
+        """Return the load that sends requests at these times."""
         return Open(self.times)
 
     @property
     def sha256(self) -> str:
-        """Hash of rate, seed and times, for results: runs with the same hash had the same arrivals."""
-        return hashlib.sha256(json.dumps(self._content()).encode()).hexdigest()
-
-    def _content(self) -> dict[str, Any]:
-        return {"rate": self.rate, "seed": self.seed, "times": list(self.times)}
-
-    def write(self, path: Path) -> None:
-        """Store it as JSON with its hash."""
-        write_json(path, self._content() | {"sha256": self.sha256})
-
-    @classmethod
-    def read(cls, path: Path) -> "Poisson":
-        """A stored schedule. Raises `UserError` where the file is not what `write` wrote."""
-        try:
-            content = bounded_json.loads(plain_file.read(path, bounded_json.MAX_BYTES))
-            schedule = cls(content["rate"], content["seed"], tuple(content["times"]))
-            Open(schedule.times)
-            same = schedule.sha256 == content["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: is no schedule of requests ({error}); remove it and run again") from None
-        if not same:
-            raise UserError(f"{path}: its times were changed since it was drawn; remove it and run again")
-        return schedule
+        """Return a hash of rate, seed and times, for results: runs with the same hash had the same arrivals."""
+        content = {"rate": self.rate, "seed": self.seed, "times": list(self.times)}
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()

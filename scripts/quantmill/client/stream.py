@@ -1,10 +1,9 @@
-"""After a load: the bytes of each response and the times of their arrival become events with tokens and times.
+"""Read stored responses: bytes and the times of their arrival become events with tokens and times.
 
-An event's time is that of the arrival that completed it, however its bytes were cut into chunks and packets. Nothing
-that a server sends raises: what cannot be read is the reply's `error`.
+An event's time is that of the arrival that completed it, however its bytes were cut into chunks and packets. No answer
+of a server raises: what cannot be read is the reply's `error`.
 """
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from quantmill.client import words
+from quantmill.client.body import Body, read_body
 from quantmill.client.connection import TIMED_OUT, Exchange
 from quantmill.client.dialects import Dialect
-from quantmill.client.http1 import MAX_SIZE_LINE, Head, chunk_size, read_head, skip_chunks
+from quantmill.client.http1 import read_head
 from quantmill.client.sse import read_events, read_lines
-from quantmill.client.words import ANYTHING, Expected, Piece, Untrue, Usage
+from quantmill.client.words import ANYTHING, NO_USAGE, Expected, Piece, Untrue, Usage
 from quantmill.common import redaction
 from quantmill.common.redaction import Secrets
 from quantmill.metrics.serving import Outcome, Timeline
@@ -24,13 +24,13 @@ from quantmill.metrics.serving import Outcome, Timeline
 REJECTED = (429, 503)
 MAX_EVENT = 2**22  # bytes of one event's JSON
 MAX_ERROR = 300  # characters of what a server says
-MAX_SHOWN = 2**16  # bytes of it in which secrets are looked for
-CUMULATIVE = 3  # events, each of which begins with all of the one before
+MAX_SHOWN = 2**16  # bytes of it that are searched for secrets
+CUMULATIVE = 3  # events that each begin with the whole one before
 JSON_ERRORS = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
 
 
 class Event(NamedTuple):
-    """Tokens that came together, and when. `tokens` is None, and `ids` too, where the server does not tell."""
+    """Tokens that came together, and their time. `tokens` and `ids` are None where the server does not report them."""
 
     time: float
     tokens: int | None
@@ -40,18 +40,18 @@ class Event(NamedTuple):
 
 @dataclass
 class Reply:
-    """What came back for one request; times as in its `Exchange`.
+    """The answer to one request; times as in its `Exchange`.
 
     Attributes:
         events: those that brought tokens or text.
         finish: the reason that the server gave: `length`, `stop`, or another word.
-        error: what the server said instead of an answer, or what in its answer could not be read.
+        error: the server's message instead of an answer, or what in its answer could not be read.
         failure: why no complete response came.
-        untrue: whether the error is that the server says what cannot be true.
-        ended: whether the stream said that it was at its end.
-        oddities: how often something was met that a client must bear: `pings` (comments), `empty` (events without text
-            or tokens before the first token), `split` (events over several packets), `split_utf8` (a packet that ends
-            in a character), `cumulative` (events that repeat what came before), `withheld` (tokens without an id).
+        untrue: whether the error is an answer that cannot be true.
+        ended: whether the stream marked its end.
+        oddities: counts of what a client must tolerate: `pings` (comments), `empty` (events without text or tokens
+            before the first token), `split` (events over several packets), `split_utf8` (packets that end inside a
+            character), `cumulative` (events that repeat what came before), `withheld` (tokens without an id).
     """
 
     number: int
@@ -62,7 +62,7 @@ class Reply:
     status: int | None = None
     events: list[Event] = field(default_factory=list)
     finish: str | None = None
-    usage: Usage | None = None
+    usage: Usage = NO_USAGE
     model: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     error: str | None = None
@@ -72,37 +72,37 @@ class Reply:
 
     @property
     def ids(self) -> tuple[int, ...] | None:
-        """All new tokens; None where the server does not tell them, or not all."""
+        """Return all new tokens; None where the server does not report all of them."""
         if not self.events or self.oddities["withheld"] or any(event.ids is None for event in self.events):
             return None
         return tuple(token for event in self.events for token in event.ids or ())
 
     @property
     def text(self) -> str:
-        """All new text."""
+        """Return all new text."""
         return "".join(event.text for event in self.events)
 
     @property
     def tokens(self) -> int | None:
-        """How many new tokens came; None where only the text is known."""
-        counts = [event.tokens for event in self.events]
-        return None if None in counts else sum(counts)
+        """Return the number of new tokens; None where only the text is known."""
+        known = [event.tokens for event in self.events if event.tokens is not None]
+        return sum(known) if len(known) == len(self.events) else None
 
     @property
     def ok(self) -> bool:
-        """Whether there is a whole answer without an error."""
+        """Return whether there is a whole answer without an error."""
         return self.status == 200 and self.ended and not self.failure and not self.error
 
 
 def timeline(reply: Reply, count: Callable[[str], int] | None = None) -> Timeline:
-    """What figures need of a reply.
+    """Return the times and counts of a reply, from which figures are calculated.
 
-    Where only text came, its tokens are those that `count` finds in it, else those that the server says it wrote; they
-    are spread evenly over the events.
+    Where only text came, `count` counts its tokens, or else the server's usage does; they are spread evenly over the
+    events.
     """
     counts: list[float] = [event.tokens or 0 for event in reply.events]
     if reply.tokens is None:
-        total = count(reply.text) if count else (reply.usage.new_tokens if reply.usage else None) or 0
+        total = count(reply.text) if count else reply.usage.new_tokens or 0
         counts = [total / len(counts)] * len(counts)
     outcome: Outcome = "ok" if reply.ok else "failed"
     if reply.status in REJECTED:
@@ -118,9 +118,8 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expecte
     """Read a response.
 
     Args:
-        token: the secret of the server, which nothing that is read here shows; nor does it show other secrets that this
-            process knows.
-        expected: what the server's words are held against.
+        token: the server's secret. The reply shows neither it nor other secrets that this process knows.
+        expected: what the server's answer is checked against.
     """
     reply = Reply(exchange.number, exchange.intended, exchange.sent, exchange.finished, exchange.failure)
     secrets = redaction.of(token)
@@ -129,9 +128,7 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expecte
         if head is None:
             return reply
         reply.status = head.status
-        body = _body(exchange, head.body, head.chunked, head.length)
-        if head.packed:
-            raise ValueError("a compressed answer, which nobody asked for")
+        body = read_body(exchange, head)
     except ValueError as error:
         reply.error = f"broken HTTP: {error}"
         return reply
@@ -144,62 +141,24 @@ def read(exchange: Exchange, dialect: Dialect, token: str | None = None, expecte
         reading.stream(read_lines)
     else:
         reading.whole()
-    if reply.error:  # cut last: a part of a token is no token that could be replaced
+    if reply.error:  # cut last: a part of a secret could not be found
         reply.error = secrets.text(reply.error)[:MAX_ERROR]
     return reply
 
 
-def whole(exchange: Exchange) -> tuple[Head, bytes]:
-    """The head of a complete response and its body. Raises ValueError where it is broken, or compressed."""
-    head = read_head(exchange.data)
-    if head is None or head.packed:
-        raise ValueError("a compressed answer, which nobody asked for" if head else "no head of an HTTP response")
-    return head, _body(exchange, head.body, head.chunked, head.length).content
-
-
-class _Body(NamedTuple):
-    """A body without its framing. Content from `starts[i]` on stands in the data from `places[i]` on."""
-
-    content: bytes
-    starts: list[int]
-    places: list[int]
-    exchange: Exchange
-
-    def arrival(self, at: int) -> int:
-        """The number of the arrival that brought the content's byte `at`."""
-        part = bisect_right(self.starts, at) - 1
-        return bisect_right(self.exchange.ends, self.places[part] + at - self.starts[part])
-
-
-def _body(exchange: Exchange, start: int, chunked: bool, length: int | None) -> _Body:
-    data = exchange.data
-    if not chunked:
-        return _Body(bytes(data[start:] if length is None else data[start : start + length]), [0], [start], exchange)
-    parts, starts, places, at, total = [], [0], [start], start, 0
-    stop, _ = skip_chunks(data, start)
-    while at < min(stop, len(data)):
-        end = data.find(b"\r\n", at, at + MAX_SIZE_LINE)
-        size = chunk_size(data, at, end)
-        parts.append(bytes(data[end + 2 : end + 2 + size]))
-        starts.append(total)
-        places.append(end + 2)
-        total, at = total + size, end + size + 4
-    return _Body(b"".join(parts), starts, places, exchange)
-
-
 @dataclass
 class _Reading:
-    """A body on its way into a reply."""
+    """A body that is being read into a reply."""
 
     reply: Reply
-    body: _Body
+    body: Body
     dialect: Dialect
     secrets: Secrets
     expected: Expected
     complete: bool
 
     def stream(self, events: Callable[..., Any]) -> None:
-        """Read events, as `events` finds them."""
+        """Read the events that `events` finds."""
         reply, body, pieces = self.reply, self.body, []
         for start, end, name, value in events(body.content, self.complete, reply.oddities):
             first, last = body.arrival(start), body.arrival(end - 1)
@@ -212,14 +171,14 @@ class _Reading:
         self.take(pieces)
 
     def whole(self) -> None:
-        """Read one JSON object for all tokens: they all came when it was complete."""
+        """Read one JSON object for all tokens, which came when it was complete."""
         piece = self.piece(self.body.content, b"", "an answer")
         if piece:
             self.reply.ended = self.complete
             self.take([(self.body.exchange.stamps[-1], piece)])
 
     def piece(self, value: bytes, name: bytes, what: str) -> Piece | None:
-        """What one JSON object says; None where it cannot be read, which the reply then says."""
+        """Return the content of one JSON object; None where it cannot be read, which is then the reply's error."""
         try:
             content = words.parse(value, self.secrets, MAX_EVENT)
             if (error := message(content, name)) is None:
@@ -234,7 +193,7 @@ class _Reading:
         return None
 
     def take(self, pieces: list[tuple[float, Piece]]) -> None:
-        """Fill the reply from what its events say."""
+        """Fill the reply from its events."""
         reply = self.reply
         try:
             _take(reply, pieces)
@@ -246,7 +205,7 @@ class _Reading:
             reply.events = [each._replace(text=part) for each, part in zip(reply.events, places, strict=True)]
 
 
-def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) -> None:
+def _count_splits(oddities: Counter[str], body: Body, first: int, last: int) -> None:
     if first == last:
         return
     oddities["split"] += 1
@@ -256,7 +215,7 @@ def _count_splits(oddities: Counter[str], body: _Body, first: int, last: int) ->
 
 
 def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
-    """Fill the reply from what its events say. Raises `Untrue` where they count fewer tokens than they tell."""
+    """Fill the reply from its events. Raises `Untrue` where they count fewer tokens than they hold."""
     for _, piece in pieces:
         reply.finish = piece.finish or reply.finish
         reply.usage = piece.usage or reply.usage
@@ -267,10 +226,10 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
     if full:
         time, end = pieces[-1]
         if end.finish == "length" and (end.tokens_so_far or 0) > (full[-1][1].tokens_so_far or 0):
-            full.append((time, end))  # llama-server: the last tokens end inside of a character, and bring nothing
+            full.append((time, end))  # llama-server: the last tokens end inside a character, and hold nothing
         first = next(place for place, (_, piece) in enumerate(pieces) if piece.text or piece.ids)
         reply.oddities["empty"] += first
-    # as many ids as there are tokens so far: each event repeats all, as SGLang's do
+    # as many ids as tokens so far: each event repeats all of them, as SGLang's do
     repeats = len(full) > 1 and all(piece.ids and len(piece.ids) == piece.tokens_so_far for _, piece in full)
     texts, many = _differences([piece.text for _, piece in full], repeats)
     lists, again = _differences([tuple(piece.ids or ()) for _, piece in full], repeats)
@@ -281,16 +240,16 @@ def _take(reply: Reply, pieces: list[tuple[float, Piece]]) -> None:
         tokens = len(ids) if has_ids else None
         if piece.tokens_so_far is not None:
             tokens, seen = piece.tokens_so_far - before, seen + len(ids)
-            if tokens < 0 or piece.tokens_so_far < seen:  # llama-server counts all of a draft before it tells them
-                raise Untrue(f"it counts {piece.tokens_so_far} tokens so far, after {before}, and told {seen}")
+            if tokens < 0 or piece.tokens_so_far < seen:  # llama-server counts a whole draft before it sends it
+                raise Untrue(f"it counts {piece.tokens_so_far} tokens so far, after {before}, and sent {seen}")
             before = piece.tokens_so_far
             reply.oddities["withheld"] += has_ids and tokens > len(ids)
         reply.events.append(Event(time, tokens, ids if has_ids else None, text))
 
 
 def _differences(values: list[Any], repeats: bool) -> tuple[list[Any], bool]:
-    """What each value adds, where each begins with the whole one before; else the values as they are. `repeats`: it is
-    known that they do, and some may add nothing."""
+    """Return what each value adds, where each begins with the whole one before; else the values as they are. `repeats`:
+    they are known to do so, and some may add nothing."""
     least, shortest = (2, 0) if repeats else (CUMULATIVE, 1)
     filled = [value for value in values if value]
     if len(filled) < least or not all(
@@ -305,7 +264,7 @@ def _differences(values: list[Any], repeats: bool) -> tuple[list[Any], bool]:
 
 
 def message(content: Any, name: bytes = b"") -> str | None:
-    """What an answer says went wrong, in one of the usual places."""
+    """Return the error message of an answer, from one of the usual fields; None where there is none."""
     if isinstance(content, dict) and content.get("error"):
         return _words(content["error"])
     if name == b"error" or (isinstance(content, dict) and content.get("object") == "error"):
@@ -327,5 +286,5 @@ def _words(error: Any) -> str:
 
 
 def _short(content: bytes) -> str:
-    """The beginning, long enough that a secret in what is shown of it is whole."""
+    """Return the beginning, longer than what is shown, so that a secret in that is whole."""
     return content[:MAX_SHOWN].decode("utf-8", errors="replace").strip()

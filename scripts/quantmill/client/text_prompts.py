@@ -1,4 +1,4 @@
-"""Prompts as text, for servers that take no ids, by the artifact's own tokenizer."""
+"""Prompts as text, for servers that take no ids, made by the artifact's own tokenizer."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -7,14 +7,14 @@ from pathlib import Path
 from quantmill.common import limited, tokenizer
 from quantmill.common.program import UserError
 
-TRIES = 5  # tokens that a text may lose or get
+TRIES = 5  # tokens that a text may lose or gain
 
 
 class Texts:
-    """An artifact's tokenizer. `reread`: prompts that a server reads as other ids, as many as were meant."""
+    """An artifact's tokenizer. `reread`: prompts that a server reads as other ids, of the same number."""
 
     def __init__(self, artifact: Path) -> None:
-        """Raises `UserError` where the artifact has no tokenizer.json that can be read."""
+        """Load it. Raises `UserError` where the artifact has no readable tokenizer.json."""
         self.file = artifact / tokenizer.FILE
         if not self.file.is_file():
             raise UserError(f"{self.file} is missing: this server takes text, and prompts cannot be written without it")
@@ -23,19 +23,19 @@ class Texts:
         self.texts: dict[tuple[int, ...], str] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The ids as which a server reads a text: with the special tokens that the tokenizer adds."""
+        """Return the ids as which a server reads a text, with the special tokens that the tokenizer adds."""
         return limited.call(lambda: tokenizer.encode(self.tokenizer, [(text, True)], self.file)[0])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids as text, without special tokens."""
+        """Return ids as text, without special tokens."""
         return limited.call(lambda: tokenizer.decode(self.tokenizer, ids, self.file))
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text that is read as these ids; special tokens at its beginning are the server's affair.
+        """Return the text that is read as these ids; the server adds special tokens at its beginning.
 
-        A piece from the middle of a text may be read otherwise: with a beginning of sequence before it, or words that
-        were cut put together anew. It then loses a few tokens in front, or gets a few behind, until it is as long as it
-        was. Raises `UserError` where that fails.
+        A piece from the middle of a text may be read differently: with a beginning of sequence before it, or with cut
+        words joined again. It then loses a few tokens at the front, or gains a few at the end, until it has its old
+        length. Raises `UserError` where that fails.
         """
         key = tuple(ids)
         if key not in self.texts:
@@ -45,7 +45,7 @@ class Texts:
         return self.texts[key]
 
     def _find(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text, and whether it is read as these very ids."""
+        """Return the text, and whether it is read as exactly these ids."""
         for fewer, more in product(range(TRIES), range(TRIES)):
             text = tokenizer.decode(self.tokenizer, [*ids[fewer:], *ids[1 : 1 + more]], self.file)
             (read,) = tokenizer.encode(self.tokenizer, [(text, True)], self.file)

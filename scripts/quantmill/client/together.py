@@ -10,11 +10,11 @@ Result = TypeVar("Result")
 
 
 def each(call: Callable[[Item], Result], items: Sequence[Item], users: int) -> Iterator[Result]:
-    """Yield what `call` makes of each item, in their order; at most `users` calls run at a time. Raises what a call
+    """Yield the result of `call` for each item, in order; at most `users` calls run at a time. Raises what a call
     raises, in its place.
 
-    A pool of the standard library waits for its calls before it lets an interrupt through. These threads end with the
-    process, also in the middle of a call.
+    A pool of the standard library waits for its calls before an interrupt takes effect. These threads end with the
+    process, even during a call.
     """
     results: list[SimpleQueue[tuple[Result | None, BaseException | None]]] = [SimpleQueue() for _ in items]
     numbers = iter(range(len(items)))
@@ -28,7 +28,7 @@ def each(call: Callable[[Item], Result], items: Sequence[Item], users: int) -> I
                 return
             try:
                 results[number].put((call(items[number]), None))
-            except BaseException as error:  # raised again where its result is asked for
+            except BaseException as error:  # raised again where its result is taken
                 results[number].put((None, error))
 
     for _ in range(min(users, len(items))):

@@ -1,4 +1,4 @@
-"""The one way in for what a server says: read in bounds, without secrets, and refused where it cannot be true."""
+"""The only entry for what a server says: read within bounds, without secrets, and refused where it cannot be true."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,32 +10,35 @@ from quantmill.common import bounded_json
 from quantmill.common.redaction import Secrets
 from quantmill.metrics.targets import Targets
 
-MAX_IDS = 2**31  # of a vocabulary that is not known
+MAX_IDS = 2**31  # of an unknown vocabulary
 MAX_WORD = 200  # characters of a name or a reason
 MAX_COUNT = 2**40  # tokens
-ABOVE = 1e-3  # nats that rounding may put a log-probability above 0, or above what is likelier
-LOWEST = -1e5  # nats: what servers write for a token that cannot come is above that
-WHOLE = 1.02  # what probabilities of one place may add up to: bfloat16's are off by a percent
+ABOVE = 1e-3  # nats by which rounding may put a log-probability above 0, or above a likelier one
+LOWEST = -1e5  # nats: what servers write for impossible tokens is above that
+WHOLE = 1.02  # largest sum of probabilities of one place: bfloat16's are off by a percent
 FEW = 2  # targets that may all be certain
 
 
 class Untrue(ValueError):
-    """What a server says that cannot be true: which field, and what it says."""
+    """A server's answer cannot be true: the field, and its value."""
 
 
 class Usage(NamedTuple):
-    """What a server says that it counted; None where it does not say."""
+    """A server's own counts; None where it does not report them."""
 
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     cached_tokens: int | None = None
 
 
-class Piece(NamedTuple):
-    """What one event of a stream, or one whole answer, says.
+NO_USAGE = Usage()
 
-    `tokens_so_far` counts this event's too, where a server says it; `finish` is `length`, `stop` or the server's own
-    word; after `last` comes nothing, not even [DONE].
+
+class Piece(NamedTuple):
+    """The content of one event of a stream, or of one whole answer.
+
+    `tokens_so_far` includes this event's, where a server reports it; `finish` is `length`, `stop` or the server's own
+    word; after `last` nothing comes, not even [DONE].
     """
 
     ids: list[int] | None = None
@@ -50,11 +53,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a server's words are held against.
+    """Facts that a server's answers are checked against.
 
     Attributes:
-        vocabulary: how many tokens the artifact has; None where it does not say.
-        model: the name that was asked for; None where a server may answer by another.
+        vocabulary: the artifact's number of tokens; None where it is unknown.
+        model: the name that was asked for; None where a server may answer with another.
     """
 
     vocabulary: int | None = None
@@ -65,10 +68,10 @@ ANYTHING = Expected()
 
 
 class Told(NamedTuple):
-    """What a server tells of a text, as it stands in its answer.
+    """A server's log-probabilities of a text, as in its answer.
 
-    field: its name there. logprobs: of each id but the first. top: of each of these places the likeliest, each with its
-    id and its log-probability.
+    field: its name there. logprobs: of each id except the first. top: of each of these places the likeliest tokens,
+    each with id and log-probability.
     """
 
     field: str
@@ -79,8 +82,8 @@ class Told(NamedTuple):
 def parse(
     content: bytes, secrets: Secrets, limit: int = bounded_json.MAX_BYTES, values: int = bounded_json.MAX_VALUES
 ) -> Any:
-    """What JSON says, without secrets and without halves of characters. Raises ValueError where it is none, too much,
-    or holds NaN or infinity."""
+    """Parse JSON, without secrets and halves of characters. Raises ValueError where it is not JSON, too large, or holds
+    NaN or infinity."""
     found = bounded_json.loads(content, limit, values, parse_constant=_no_number)
     if secrets.may_be_in(content):
         found = secrets.value(_whole(found) if b"\\u" in content else found)
@@ -88,14 +91,14 @@ def parse(
 
 
 def check(piece: Piece, expected: Expected) -> Piece:
-    """The piece. Raises TypeError where its values have other types than they must, `Untrue` where one cannot be."""
+    """Return the piece. Raises TypeError where a value has a wrong type, `Untrue` where one cannot be true."""
     if not isinstance(piece.text, str) or not all(isinstance(each, str | None) for each in (piece.finish, piece.model)):
         raise TypeError("no text")
     check_ids("token", piece.ids or [], expected.vocabulary)
     check_ids("prompt token", piece.prompt_ids or [], expected.vocabulary)
-    for name, count in (*(piece.usage or Usage())._asdict().items(), ("tokens_so_far", piece.tokens_so_far)):
+    for name, count in (*(piece.usage or NO_USAGE)._asdict().items(), ("tokens_so_far", piece.tokens_so_far)):
         if type(count) not in (int, type(None)):
-            raise TypeError(f"{name} is no whole number")
+            raise TypeError(f"{name} is not a whole number")
         if count is not None and not 0 <= count <= MAX_COUNT:
             raise Untrue(f"it counts {_short(count)} {name}")
     for name, word in (("finish reason", piece.finish), ("model's name", piece.model)):
@@ -107,13 +110,13 @@ def check(piece: Piece, expected: Expected) -> Piece:
 
 
 def check_ids(name: str, ids: Sequence[Any], vocabulary: int | None) -> None:
-    """Raises TypeError where one is no whole number, `Untrue` where it is none of the vocabulary."""
+    """Raise TypeError where one is not a whole number, `Untrue` where it is outside the vocabulary."""
     if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-        raise TypeError(f"a {name} is no whole number")
+        raise TypeError(f"a {name} is not a whole number")
     if ids and min(ids) < 0:
-        raise Untrue(f"another model is served: it tells {name} {_short(min(ids))}, and ids begin at 0")
+        raise Untrue(f"another model is served: it returns {name} {_short(min(ids))}, and ids begin at 0")
     if ids and max(ids) >= (MAX_IDS if vocabulary is None else vocabulary):
-        verb = "writes" if name == "token" else "tells"
+        verb = "writes" if name == "token" else "returns"
         has = MAX_IDS if vocabulary is None else vocabulary
         raise Untrue(
             f"another model is served: it {verb} {name} {_short(max(ids))}, and the artifact's vocabulary has {has}"
@@ -121,21 +124,21 @@ def check_ids(name: str, ids: Sequence[Any], vocabulary: int | None) -> None:
 
 
 def is_called(said: str, asked: str) -> bool:
-    """Whether a server's name is that which was asked for; transformers serve says a revision after it."""
+    """Return whether a server's name is the one that was asked for; transformers serve appends a revision."""
     return asked in (said, said.partition("@")[0])
 
 
 def targets(told: Told, ids: Sequence[int], vocabulary: int | None, top: int) -> Targets:
-    """What a server tells of a text's ids. Raises `Untrue` where these are no log-probabilities of them.
+    """Return a server's log-probabilities of a text's ids. Raises `Untrue` where they cannot be that.
 
     Args:
-        top: how many likeliest tokens of each place it was asked for, of which it may tell fewer.
+        top: the number of likeliest tokens that was asked for; a server may return fewer.
     """
     field, places, most = told.field, len(ids) - 1, min(top, vocabulary or top)
-    for name, values in (("log-probabilities", told.logprobs), ("likeliest tokens", told.top)):
-        if len(values) != places:
-            raise Untrue(f"{field} holds {name} of {len(values)} places, and {places} follow the first of {len(ids)}")
-    count = len(told.top[0]) if told.top else 0  # some servers tell fewer than they are asked for
+    for name, count in (("log-probabilities", len(told.logprobs)), ("likeliest tokens", len(told.top))):
+        if count != places:
+            raise Untrue(f"{field} holds {name} of {count} places, and {places} follow the first of {len(ids)}")
+    count = len(told.top[0]) if told.top else 0  # some servers return fewer than were asked for
     for place, likeliest in enumerate(told.top, 1):
         if len(likeliest) != count or not 0 < count <= most:
             raise Untrue(f"{field} holds {len(likeliest)} likeliest tokens of place {place}, of {most} asked for")
@@ -159,10 +162,10 @@ def targets(told: Told, ids: Sequence[int], vocabulary: int | None, top: int) ->
 
 
 def _check_order(field: str, ids: Sequence[int], logprobs: np.ndarray, tokens: np.ndarray, values: np.ndarray) -> None:
-    """Raises `Untrue` where the likeliest tokens are not, or a token has two log-probabilities."""
+    """Raise `Untrue` where the likeliest tokens are not the likeliest, or a token has two log-probabilities."""
     if (np.diff(values, axis=1) > ABOVE).any():
         place = int((np.diff(values, axis=1) > ABOVE).any(axis=1).argmax()) + 1
-        raise Untrue(f"{field}: the likeliest tokens of place {place} are in no order")
+        raise Untrue(f"{field}: the likeliest tokens of place {place} are not in order")
     among = tokens == np.array(ids[1:])[:, None]
     twice = np.where(among, np.abs(values - logprobs[:, None]), 0.0).max(axis=1)
     ahead = np.where(among.any(axis=1), 0.0, logprobs - values[:, -1])
@@ -173,17 +176,17 @@ def _check_order(field: str, ids: Sequence[int], logprobs: np.ndarray, tokens: n
 
 
 def _numbers(field: str, values: Sequence[Any]) -> np.ndarray:
-    """Log-probabilities. Raises `Untrue` where one is none."""
+    """Return log-probabilities as an array. Raises `Untrue` where one cannot be that."""
     for value in values:
         if type(value) not in (int, float) or not LOWEST <= value < np.inf:
-            raise Untrue(f"{field} holds {_short(value)}, which is no log-probability")
+            raise Untrue(f"{field} holds {_short(value)}, which is not a log-probability")
         if value > ABOVE:
             raise Untrue(f"{field} holds a log-probability of {_short(value)}, and none is above 0")
     return np.minimum(np.array(values, np.float64), 0.0)
 
 
 def _whole(value: Any) -> Any:
-    """The same with a mark where JSON has escaped half of a character, which no file could hold."""
+    """Return the value with a mark for each escaped half of a character, which no file could hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
@@ -192,7 +195,7 @@ def _whole(value: Any) -> Any:
 
 
 def _no_number(word: str) -> Any:
-    raise Untrue(f"it says {word}, which is no number")
+    raise Untrue(f"it says {word}, which is not a number")
 
 
 def _short(value: Any) -> str:

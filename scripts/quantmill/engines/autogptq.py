@@ -1,7 +1,6 @@
 """GPTQ through auto-gptq 0.7.1's kernels, in transformers 4's model."""
 
 from pathlib import Path
-from typing import ClassVar
 
 import auto_gptq
 from transformers import DynamicCache, PreTrainedModel
@@ -14,7 +13,8 @@ from quantmill.engines import transformers
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {}
+    def __init__(self, artifact: Path, device: str, threads: int) -> None:
+        super().__init__(artifact, device, threads)
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         stored = shards.find(artifact).tensors()
@@ -25,15 +25,15 @@ class Engine(transformers.Engine):
                 str(artifact),
                 device="cpu" if on_cpu else "cuda:0",
                 torch_dtype=dtype,
-                disable_exllama=on_cpu or None,  # on CUDA its own choice: the fastest of what it was compiled with
+                disable_exllama=on_cpu or None,  # on CUDA it chooses the fastest that it was compiled with
                 disable_exllamav2=on_cpu,
             ).model
-        except Exception as error:  # whatever its kernels and transformers' classes raise
+        except Exception as error:  # its kernels and transformers' classes raise many kinds
             raise UserError(f"{artifact}: auto-gptq cannot load it ({first_line(error)})") from None
         layers = {name: module for name, module in model.named_modules() if hasattr(module, "qweight")}
         needed = {name for name, _ in model.named_parameters()}
         needed |= {f"{name}.{part}" for name in layers for part in ("qweight", "qzeros", "scales")}
-        missing = sorted(needed - stored.keys())  # auto-gptq says nothing, and leaves what chance put there
+        missing = sorted(needed - stored.keys())  # auto-gptq leaves them uninitialised, without a word
         if missing:
             raise UserError(f"{artifact}: lacks {', '.join(missing[:3])}, which would be random; build it again")
         first = next(iter(layers.values()))
@@ -44,7 +44,7 @@ class Engine(transformers.Engine):
         return model
 
     def _modes(self) -> tuple[str, ...]:
-        return ("generate",)  # a static cache is another thing in transformers 4
+        return ("generate",)  # transformers 4 has another static cache
 
     def _cache(self) -> DynamicCache:
         return DynamicCache()  # of transformers 4, which takes no config

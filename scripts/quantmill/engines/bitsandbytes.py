@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 
 from quantmill.engines import quantized
 
-# it says at each product of int8 that it rounds to float16 first
+# it warns at each int8 product that it rounds to float16 first
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 class Engine(quantized.Engine):
-    """See `engines.Engine`. Weights of four bits are multiplied in the dtype of the activations, on a CPU with
-    AVX512-BF16 in bfloat16; those of int8 by activations that are rounded to int8 too."""
+    """See `engines.Engine`. Four-bit weights are multiplied in the dtype of the activations, on a CPU with
+    AVX512-BF16 in bfloat16; int8 weights by activations that are rounded to int8 too."""
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         model = super()._load(artifact, device)
@@ -24,7 +24,7 @@ class Engine(quantized.Engine):
                 self.compute_type = "int8"
                 continue
             layer.compute_dtype, layer.compute_type_is_set = self.dtype, True
-            if device == "cpu" and layer.support_avx512bf16_for_cpu:  # packs weights anew for products in bfloat16
+            if device == "cpu" and layer.support_avx512bf16_for_cpu:  # it repacks weights for products in bfloat16
                 self.compute_type = "bfloat16"
         return model
 

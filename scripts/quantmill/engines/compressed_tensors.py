@@ -1,5 +1,5 @@
 """compressed-tensors in transformers' model: weights are unpacked when they are loaded, and activations rounded as the
-format says. What it predicts is the format's; its speed is that of unpacked weights, which nobody deploys."""
+format says. Its predictions are the format's. Its speed is that of unpacked weights, which are not deployed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from transformers import CompressedTensorsConfig, PreTrainedModel
 from quantmill.engines import quantized
 from quantmill.layouts import compressed_tensors
 
-BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpacks these to bfloat16 alone
+BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpacks these to bfloat16 only
 
 
 class Engine(quantized.Engine):
@@ -26,7 +26,7 @@ class Engine(quantized.Engine):
             self.dtype = torch.bfloat16
         model = super()._load(artifact, device)
         inputs = found.get("input_activations")
-        if inputs:  # what its products round to
+        if inputs:  # products round them to this type
             self.compute_type = f"{inputs['type']}{inputs['num_bits']}"
         return model
 

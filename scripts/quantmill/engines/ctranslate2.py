@@ -1,4 +1,4 @@
-"""CTranslate2's Generator. Where a device has no arithmetic for a stored type it runs another; it is asked which."""
+"""CTranslate2's Generator. Where a device has no arithmetic for a stored type it uses another and reports which."""
 
 import atexit
 import ctypes
@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line
 from quantmill.devices import cpu
 
-# Without VNNI, oneDNN adds pairs of products of int8 in 16 bits, which saturate, and so does MKL on Intel's processors.
-# By its oldest instructions MKL adds them in 32 bits there; on AMD's it did by itself. Read when libraries are loaded.
+# Without VNNI, oneDNN adds pairs of int8 products in 16 bits, which saturate, and so does MKL on Intel's processors.
+# With its oldest instructions MKL adds them in 32 bits; on AMD's processors it did so by itself. Both variables are
+# read when the libraries are loaded.
 if engines.EXACT in os.environ and not cpu.has_vnni():
     os.environ |= {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"}
 
@@ -27,19 +28,19 @@ import ctranslate2
 
 
 def check_cublas() -> None:
-    """Raises `UserError` where cuBLAS 12 is not there: CTranslate2 opens it only when it first multiplies."""
+    """Raise `UserError` where cuBLAS 12 is missing: CTranslate2 opens it only when it first multiplies."""
     try:
         ctypes.CDLL("libcublas.so.12")
     except OSError:
         raise UserError(
-            "ctranslate2 wants cuBLAS 12 (libcublas.so.12) and finds none; install CUDA 12's, or put links "
+            "ctranslate2 needs cuBLAS 12 (libcublas.so.12), which is missing; install that of CUDA 12, or put links "
             "of that name to CUDA 13's on LD_LIBRARY_PATH (docs/FOOTGUNS.md)"
         ) from None
 
 
 def _release(engine: weakref.ref) -> None:
-    """Destroy a Generator before the interpreter unloads: a worker of it that called back and ends later wants one that
-    is gone ("terminate called without an active exception")."""
+    """Destroy a Generator before the interpreter unloads. A worker thread that called back into Python would otherwise
+    end after the interpreter ("terminate called without an active exception")."""
     if (found := engine()) is not None:
         vars(found).pop("generator", None)
 
@@ -47,11 +48,10 @@ def _release(engine: weakref.ref) -> None:
 class Engine(engines.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"compute_type": str}
     capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
     mode = modes[0]
-    may_end = False
+    can_end = True  # it ends after one
 
     def __init__(self, artifact: Path, device: str, threads: int, compute_type: str = "default") -> None:
         if device == "cuda" and ctranslate2.get_cuda_device_count() == 0:
@@ -59,8 +59,8 @@ class Engine(engines.Engine):
         if device == "cuda":
             check_cublas()
         if not (artifact / "model.bin").exists():
-            raise UserError(f"{artifact}: holds no model.bin, so it is no CTranslate2 artifact; build it again")
-        self.variables = ctranslate2_model.check(artifact)  # the engine itself believes every shape
+            raise UserError(f"{artifact}: holds no model.bin, so it is not a CTranslate2 artifact; build it again")
+        self.variables = ctranslate2_model.check(artifact)  # CTranslate2 itself does not check shapes
         try:
             self.generator = ctranslate2.Generator(
                 str(artifact), device=device, intra_threads=threads, compute_type=compute_type
@@ -70,11 +70,11 @@ class Engine(engines.Engine):
         atexit.register(_release, weakref.ref(self))
         self.artifact = artifact
         self.compute_type = self.generator.compute_type
-        # generation takes tokens as strings; position in this list is the id
+        # generation takes tokens as strings; the position in this list is the id
         self.vocabulary: list[str] = json.loads((artifact / "vocabulary.json").read_text(encoding="utf-8"))
         stop = json.loads((artifact / "config.json").read_text(encoding="utf-8")).get("eos_token")
         own = [self.vocabulary.index(stop)] if stop in self.vocabulary else []
-        # its config.json knows one; others come from the model's, by way of build.ct2
+        # its config.json holds one; build.ct2 adds those of the model's generation_config.json
         said = artifact / "generation_config.json"
         more = shards.read_json(said).get("eos_token_id") if said.is_file() else None
         self.stop_ids = list(dict.fromkeys([*own, *special_tokens.select(more, len(self.vocabulary))]))
@@ -86,11 +86,11 @@ class Engine(engines.Engine):
             tokens.append((result.batch_id, result.token_id, time.perf_counter()))
             return False  # go on
 
-        # The callback runs in the thread that decodes, for one sequence after the other. generate_tokens hands tokens
-        # to another thread through a queue, where they wait while the decoding threads hold the cores: the first came
-        # late, and others in bursts. min_length forbids the end-of-sequence token until n tokens are there.
-        options = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
-        # by itself it takes a token that no vocabulary holds for one beyond the last, and writes behind the logits
+        # The callback runs in the decoding thread, for one sequence after the other. generate_tokens passes tokens to
+        # another thread through a queue, where they wait while the decoding threads hold the cores: the first came
+        # late, and others in bursts. min_length forbids the end-of-sequence token before n tokens.
+        options: dict[str, Any] = {"max_length": n, "min_length": n, "beam_size": 1, "sampling_topk": 1}
+        # without it, CTranslate2 takes a token outside the vocabulary as the end and writes beyond the logits
         options["end_token"] = self.stop_ids
         options |= {"min_length": 0, "return_end_token": True} if self.may_end else {}
         texts = [[self.vocabulary[token] for token in ids] for ids in prompts]
@@ -98,20 +98,16 @@ class Engine(engines.Engine):
         yield from tokens
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
-        # forward_batch keeps no state and returns all positions: one window of logits is the least it can hold
+        # forward_batch keeps no state and returns all positions, so at least one window of logits is in memory
         try:
             window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
-        except ValueError as error:  # a sliding window that is shorter
+        except ValueError as error:  # a sliding window that is shorter than the text
             reason = f"cannot score {len(ids)} tokens of this model at once ({first_line(error)})"
             raise UserError(f"{self.artifact}: CTranslate2 {reason}") from None
         window = window.to(ctranslate2.DataType.float32)
         view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
         for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
             yield chunk.copy()
-
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it cannot go on after one, and who asks does not want it to
-        return True
 
     def weight_bytes(self) -> int:
         return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)

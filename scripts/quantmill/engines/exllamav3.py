@@ -1,4 +1,4 @@
-"""ExLlamaV3: its own loader, kernels and generator, of EXL3. On an NVIDIA GPU, as its manual uses it."""
+"""ExLlamaV3's own loader, kernels and generator for EXL3, on an NVIDIA GPU, used as in its manual."""
 
 import gc
 import time
@@ -17,17 +17,18 @@ from quantmill.common.program import UserError
 from quantmill.exllamav3 import decodes_in_int8, library
 
 remote_code.forbid()
-exllamav3 = library()
+library()
+import exllamav3  # noqa: E402
 from exllamav3.constants import PAGE_SIZE  # noqa: E402
 from exllamav3.ext import exllamav3_ext  # noqa: E402
 from exllamav3.generator.sampler import CustomSampler, SS_Argmax, SS_BanTokens  # noqa: E402
 
-WHOLE = {"attn_mode": "flash_attn_nc"}  # in its own words: a text at once, without a cache
+WHOLE = {"attn_mode": "flash_attn_nc"}  # the library's option: a text at once, without a cache
 
 
 class Job(exllamav3.Job):
-    """A job of the generator that tells each token when it is on the host: the generator holds back what may be part
-    of a character."""
+    """A job of the generator that records each token when it is on the host: the generator itself holds back what may
+    be part of a character."""
 
     told: list[tuple[int, float]]
 
@@ -38,8 +39,8 @@ class Job(exllamav3.Job):
 
 
 class Engine(engines.Engine):
-    """See `engines.Engine`. Scores run a text at once, in float16. When it decodes, the library rounds what most layers
-    multiply to int8 (`decodes_in_int8`), and that is its `compute_type`."""
+    """See `engines.Engine`. Scoring runs a text at once, in float16. When it decodes, the library rounds the inputs of
+    most layers to int8 (`decodes_in_int8`), which is then its `compute_type`."""
 
     capabilities = frozenset({"logits", "batches"})
     modes = ("generator",)
@@ -47,7 +48,7 @@ class Engine(engines.Engine):
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device != "cuda":
-            raise UserError("engine exllamav3: runs on NVIDIA GPUs alone")
+            raise UserError("engine exllamav3: runs on NVIDIA GPUs only")
         torch.set_num_threads(threads)
         content = shards.read_config(artifact / "config.json")
         self.artifact, self.vocab_size = artifact, of_text(content)["vocab_size"]
@@ -64,7 +65,7 @@ class Engine(engines.Engine):
         needed = sum(-(-(len(ids) + n + 1) // PAGE_SIZE) * PAGE_SIZE for ids in prompts)
         if self.generator is None or self.generator.cache.max_num_tokens < needed:
             self._make_room(needed)
-        self.generator.pagetable.reset_page_table()  # it would find pages of a prompt that it has seen
+        self.generator.pagetable.reset_page_table()  # or it would reuse pages of an earlier prompt
         sampler = CustomSampler([SS_BanTokens(self.stop_ids), SS_Argmax()])
         jobs = []
         for ids in prompts:
@@ -82,10 +83,10 @@ class Engine(engines.Engine):
                         yield number, token, at
                     job.told.clear()
         finally:
-            self.generator.clear_queue()  # nobody wants the rest
+            self.generator.clear_queue()  # the caller needs no more
 
     def _make_room(self, tokens: int) -> None:
-        """A generator with a cache of so many tokens. The library makes a cache when it loads the model."""
+        """Make a generator with a cache of `tokens`. The library makes a cache when it loads the model."""
         self.model.unload()
         if self.generator is not None:
             self.generator.cache.detach_from_model()

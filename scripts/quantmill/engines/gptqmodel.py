@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-# Read at import: its own guess is wrong on machines with two cores; no kernel sources may come from the network
+# Both are read at import. Its own number of workers is wrong on machines with two cores; no kernel sources may come
+# from the network
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
 
@@ -19,10 +20,9 @@ from quantmill.engines import transformers
 from quantmill.engines.decoding import gemv
 from quantmill.engines.decoding.merged import merge
 
-# (method, device, symmetric) -> kernel, the dtype of activations, and what it multiplies in: the fastest that is right.
-# Both fused kernels for CPUs round activations to bfloat16 before each product, whatever they are given.
-# gptqmodel's own choice on CUDA is Machete, which wants sources from the network and then fails; its fused kernel on a
-# CPU is wrong for GPTQ that is not symmetric.
+# (method, device, symmetric) -> kernel, dtype of activations, arithmetic of products: the fastest kernel that is right.
+# Both fused kernels for CPUs round activations to bfloat16 before each product. gptqmodel's own choice on CUDA is
+# Machete, which needs sources from the network and then fails; its fused kernel on a CPU is wrong for asymmetric GPTQ.
 KERNELS = {
     ("gptq", "cpu", True): (BACKEND.GPTQ_TORCH_FUSED, torch.float32, "bfloat16"),
     ("gptq", "cpu", False): (BACKEND.GPTQ_TORCH_ATEN, torch.bfloat16, "bfloat16"),
@@ -36,11 +36,9 @@ KERNELS = {
 class Engine(transformers.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"backend": str}
-
     def __init__(self, artifact: Path, device: str, threads: int, backend: str | None = None) -> None:
         if backend and backend not in BACKEND.__members__:
-            raise UserError(f"engine gptqmodel: backend {backend!r} is none of {', '.join(BACKEND.__members__)}")
+            raise UserError(f"engine gptqmodel: backend {backend!r} is not one of {', '.join(BACKEND.__members__)}")
         self.backend = backend
         super().__init__(artifact, device, threads)
 
@@ -51,11 +49,11 @@ class Engine(transformers.Engine):
         if key not in KERNELS:
             raise UserError(f"{artifact}: its quant_method is {method!r}, unknown to this engine; build it again")
         backend, dtype, self.compute_type = KERNELS[key]
-        if self.backend:  # whatever it rounds to is its own affair: what it is given is what can be told
+        if self.backend:  # what it rounds to is not known: report the dtype that it is given
             backend, self.compute_type = BACKEND[self.backend], str(dtype).removeprefix("torch.")
         try:
             self.loaded = gptqmodel.GPTQModel.load(str(artifact), device=device, backend=backend, dtype=dtype)
-        except Exception as error:  # whatever its kernels and transformers' classes raise
+        except Exception as error:  # its kernels and transformers' classes raise many kinds
             raise UserError(f"{artifact}: gptqmodel cannot load it ({first_line(error)})") from None
         model = self.loaded.model
         self.artifact, self.quantization = artifact, quantization
@@ -73,7 +71,7 @@ class Engine(transformers.Engine):
         if not self.marlin:
             return
         merge(self.model, self.kind)
-        self.quantized_bytes = _quantized_bytes(self.model)  # what was a parameter is a buffer now
+        self.quantized_bytes = _quantized_bytes(self.model)  # former parameters are buffers now
         products = sum(type(module) is self.kind for module in self.model.modules())
         if wrapped := gemv.add(self.model, self.kind, self.artifact, self.quantization):
             self.kernel += f"; AWQ GEMV for one position in {wrapped} of {products} products"
@@ -90,7 +88,7 @@ class Engine(transformers.Engine):
 
 
 def _quantized_bytes(model: PreTrainedModel) -> int:
-    """Of what is no parameter in layers of four bits, as loaded: kernels may keep their weights in another layout, made
+    """Return the bytes of buffers in four-bit layers, as loaded: kernels may keep their weights in another layout, made
     when they first run."""
     config = model.config.get_text_config().to_dict()
     return sum(

@@ -1,4 +1,4 @@
-"""HQQ's own layers in transformers' model: weights of four bits, unpacked for each product."""
+"""HQQ's own layers in transformers' model: four-bit weights, unpacked for each product."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from quantmill.checkpoint import shards
 from quantmill.common.program import UserError
 from quantmill.engines import quantized
 
-MARK = ".W_q"  # what a quantized layer has, and no other
+MARK = ".W_q"  # only a quantized layer has it
 FLOATS = ("scale", "zero", "bias")
 
 
@@ -40,7 +40,7 @@ class Engine(quantized.Engine):
         missing, surplus = model.load_state_dict(rest, strict=False, assign=True)
         expected = {f"{name}.weight" for name in packed} | ({"lm_head.weight"} if config.tie_word_embeddings else set())
         if wrong := sorted({*missing, *surplus} - expected):
-            raise UserError(f"{artifact}: lacks {', '.join(wrong[:3])}, or has too much; build it again")
+            raise UserError(f"{artifact}: lacks {', '.join(wrong[:3])}, or has surplus tensors; build it again")
         self.layers = []
         for name, parts in packed.items():
             parent, _, last = name.rpartition(".")
@@ -51,9 +51,9 @@ class Engine(quantized.Engine):
         return model.to(device)
 
     def _layer(self, parts: dict[str, torch.Tensor], device: str) -> HQQLinear:
-        """HQQ's layer from its tensors."""
+        """Make HQQ's layer from its tensors."""
         found = {key: tensor.to(self.dtype) if key in FLOATS else tensor for key, tensor in parts.items()}
-        # the library evaluates both as Python, which in a stranger's file could be anything
+        # replaced, because the library evaluates both as Python code, which a file may hold
         found |= {"compute_dtype": encode_safetensor_type(self.dtype)}
         found |= {"unpack_view_dtype": encode_safetensor_type(torch.uint8)}
         layer = HQQLinear(None, None, compute_dtype=self.dtype, device=device, initialize=False)

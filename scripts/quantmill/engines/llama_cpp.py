@@ -1,12 +1,12 @@
-"""llama.cpp's library through its Python binding: token ids in, logits out; one sequence or several."""
+"""llama.cpp's library through its Python binding: token ids in, logits out; for one or several sequences."""
 
 import ctypes
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,35 +16,48 @@ from quantmill.common.program import UserError
 from quantmill.llamacpp import files
 
 STEP = 256  # tokens; llama.cpp rounds a context up to it
-BATCH = 2048  # tokens that are handed over at a time, as llama-perplexity does
+BATCH = 2048  # tokens at a time, as in llama-perplexity
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml's numbers
 FLASH = {"auto": -1, "off": 0, "on": 1}
 FLASH_LINE = re.compile(r"resolve_fused_ops: flash attention (enabled|not supported)", re.IGNORECASE)
 
 
 class Engine(engines.Engine):
-    """See `engines.Engine`. Options are those of llama.cpp's programs; what they leave out is llama.cpp's default."""
+    """See `engines.Engine`. Options and their defaults are those of llama.cpp's programs."""
 
-    options: ClassVar = {"type_k": str, "type_v": str, "flash_attn": str, "n_batch": int, "n_ubatch": int}
     capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
     mode = modes[0]
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: str = "auto",
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+    ) -> None:
         self.file = files.first(artifact)
         self.lib = llamacpp.binding()
         if device == "cuda" and not self.lib.llama_supports_gpu_offload():
             raise UserError(
-                "device cuda: llama.cpp was compiled without CUDA, for lack of nvcc or of a GPU at that time; delete "
+                "device cuda: llama.cpp was compiled without CUDA, because nvcc or a GPU was missing then; delete "
                 f"{llamacpp.folder()} and run again where both are"
             )
-        self.settings = settings(options)
-        self.device, self.threads, self.flash = device, threads, options.get("flash_attn", "auto")
+        sizes = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        self.settings = {name: size for name, size in sizes.items() if size is not None}
+        self.settings["type_k"] = _number("type_k", type_k, KV_TYPES)
+        self.settings["type_v"] = _number("type_v", type_v, KV_TYPES)
+        self.settings["flash_attn_type"] = _number("flash_attn", flash_attn, FLASH)
+        self.device, self.threads, self.flash = device, threads, flash_attn
         self._listen()
         self.lib.llama_backend_init()
         parameters = self.lib.llama_model_default_params()
-        if device == "cpu":  # no layers on a GPU are not enough: it would still multiply prompts
-            none = (ctypes.c_void_p * 1)()  # the list's end alone
+        if device == "cpu":  # without layers on it, a GPU would still multiply prompts
+            none = (ctypes.c_void_p * 1)()  # an empty list: its end
             parameters.devices = ctypes.addressof(none)
         self.model = self.lib.llama_model_load_from_file(str(self.file).encode(), parameters)
         if not self.model:
@@ -52,14 +65,14 @@ class Engine(engines.Engine):
         vocabulary = self.lib.llama_model_get_vocab(self.model)
         self.vocab_size = self.lib.llama_vocab_n_tokens(vocabulary)
         self.stop_ids = [each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(vocabulary, each)]
-        self.seen = 0, np.empty((0, self.vocab_size), np.float32)  # where logits lay, and as an array
+        self.seen = 0, np.empty((0, self.vocab_size), np.float32)  # the address of logits, and their array
         self.batch = self.lib.llama_batch_init(BATCH, 0, 1)
-        self.context, self.size = None, (0, 0)
-        self._prepare(STEP, 1)  # so that a model that it cannot calculate is refused here
+        self.context, self.size, self.n_batch = None, (0, 0), BATCH
+        self._prepare(STEP, 1)  # so that an unsupported model is refused here
         self.compute_type = files.compute_type(gguf_file.read_all(self.file))
 
     def _listen(self) -> None:
-        """Keep what the library says, which goes to the log as well."""
+        """Keep the library's messages; warnings and errors also go to the log."""
         self.said: list[str] = []
 
         def keep(level: int, text: bytes, _: Any) -> None:
@@ -68,17 +81,19 @@ class Engine(engines.Engine):
             if level >= 3 or FLASH_LINE.search(line):  # warnings and errors
                 sys.stderr.write(line)
 
-        self.callback = self.lib.llama_log_callback(keep)  # kept, or it would be freed while the library calls it
+        self.callback = self.lib.llama_log_callback(
+            keep
+        )  # a reference, or it would be freed while the library calls it
         self.lib.llama_log_set(self.callback, ctypes.c_void_p(0))
 
     def last_error(self) -> str:
-        """The library's last line of an error."""
+        """Return the library's first line about an error."""
         lines = [line.strip() for line in "".join(self.said).splitlines()]
         errors = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
         return (errors or lines or ["no message"])[0][:300]
 
     def _prepare(self, tokens: int, sequences: int) -> None:
-        """A context without content, for so many tokens of each of so many sequences."""
+        """Make room for `tokens` of each of `sequences`, and forget what was read."""
         if tokens > self.size[0] or sequences != self.size[1]:
             if self.context:
                 self.lib.llama_free(self.context)
@@ -99,7 +114,7 @@ class Engine(engines.Engine):
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), False)
 
     def _fill(self, tokens: list[tuple[int, int, int, bool]]) -> None:
-        """What is to be calculated next: id, position, sequence, and whether its logits are wanted."""
+        """Fill the batch with entries of id, position, sequence, and whether its logits are needed."""
         batch = self.batch
         batch.n_tokens = len(tokens)
         for place, (token, position, sequence, wanted) in enumerate(tokens):
@@ -108,15 +123,15 @@ class Engine(engines.Engine):
             batch.logits[place] = wanted
 
     def _calculate(self) -> None:
-        """Calculate the batch as it is."""
+        """Run the batch."""
         if status := self.lib.llama_decode(self.context, self.batch):
             raise UserError(f"{self.file}: llama.cpp's decoding failed (status {status}: {self.last_error()})")
 
     def _rows(self, count: int) -> np.ndarray:
-        """Logits [count, vocab] of the last call, in the library's own memory."""
+        """Return the logits [count, vocab] of the last call, in the library's own memory."""
         pointer = self.lib.llama_get_logits(self.context)
         place = ctypes.addressof(pointer.contents)
-        if place != self.seen[0] or count > len(self.seen[1]):  # to make the array takes longer than to use it
+        if place != self.seen[0] or count > len(self.seen[1]):  # making the array takes longer than using it
             self.seen = place, np.ctypeslib.as_array(pointer, (count, self.vocab_size))
         return self.seen[1][:count]
 
@@ -149,7 +164,7 @@ class Engine(engines.Engine):
                 chosen = [self._choose(number) for number in numbers]
 
     def _choose(self, row: int) -> int:
-        """The likeliest token of a row of logits that ends no sequence."""
+        """Return the likeliest token of a row of logits that is not an end of sequence."""
         logits = self._rows(row + 1)[row]
         for each in self.stop_ids:
             logits[each] = -np.inf
@@ -173,18 +188,17 @@ class Engine(engines.Engine):
 
     def versions(self) -> dict[str, str]:
         build = llamacpp.build()
-        types = {name: self.settings.get(name, KV_TYPES["f16"]) for name in ("type_k", "type_v")}
         kinds = {number: name for name, number in KV_TYPES.items()}
         parts = build["flags"].get("CMAKE_CUDA_ARCHITECTURES"), build.get("nvcc")
         compiled = (
-            {"CUDA": ", ".join(filter(None, parts)) or "somebody's own build"}
+            {"CUDA": ", ".join(filter(None, parts)) or "unknown build"}
             if self.device == "cuda"
             else {"instruction sets": " ".join(build["instruction_sets"]) or "the compiler's choice"}
         )
         return {
             "llama.cpp": build["sources"],
             **compiled,
-            "KV": f"{kinds[types['type_k']]}, {kinds[types['type_v']]}",
+            "KV": f"{kinds[self.settings['type_k']]}, {kinds[self.settings['type_v']]}",
             "flash attention": self.flash,
         }
 
@@ -196,16 +210,8 @@ class Engine(engines.Engine):
         self.context = self.model = None
 
 
-def settings(options: dict[str, Any]) -> dict[str, int]:
-    """The options in the library's numbers. Raises `UserError` for a value that it does not have."""
-    found = {name: value for name, value in options.items() if name.startswith("n_")}
-    for name, field, known in (
-        ("type_k", "type_k", KV_TYPES),
-        ("type_v", "type_v", KV_TYPES),
-        ("flash_attn", "flash_attn_type", FLASH),
-    ):
-        if name in options:
-            if options[name] not in known:
-                raise UserError(f"llama_cpp: {name} is {options[name]!r}; it is one of {', '.join(known)}")
-            found[field] = known[options[name]]
-    return found
+def _number(option: str, value: str, known: Mapping[str, int]) -> int:
+    """Return the library's number of an option's value. Raises `UserError` for a value that it does not have."""
+    if value not in known:
+        raise UserError(f"llama_cpp: {option} is {value!r}; it is one of {', '.join(known)}")
+    return known[value]

@@ -1,5 +1,5 @@
-"""llama.cpp's server, asked over HTTP with token ids. It tells no log-probabilities of a prompt: quality is that of the
-same artifact through the library."""
+"""llama.cpp's server, asked over HTTP with token ids. It does not report the log-probabilities of a prompt: quality is
+that of the same artifact through the library."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,20 +7,19 @@ from typing import Any, ClassVar
 
 from quantmill import llamacpp
 from quantmill.checkpoint import gguf_file
-from quantmill.engines.served.started import MODEL, Started, flags
+from quantmill.engines.served.attached_servers import LLAMA_COUNTERS
+from quantmill.engines.served.started import MODEL, Deployable, flags, pin
 from quantmill.llamacpp import files
 from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
 
 
-class Engine(Started):
-    """See `serving.started.Started`."""
+class Engine(Deployable):
+    """See `served.started.Started`."""
 
+    package, program = "llama.cpp", "llama-server"
     dialect = "llama"
-    counted: ClassVar = {
-        "prompt_tokens": "llamacpp:prompt_tokens_total",
-        "generated_tokens": "llamacpp:tokens_predicted_total",
-    }
+    counted = LLAMA_COUNTERS
     ours: ClassVar = frozenset(
         {"model", "m", "model_url", "mu", "hf_repo", "hf", "hfr", "hf_file", "hff", "host", "port", "api_key"}
         | {"api_key_file", "alias", "a", "log_file", "path", "api_prefix", "threads", "t"}
@@ -29,8 +28,7 @@ class Engine(Started):
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
-        self.file = files.first(artifact)
-        self.compute_type = files.compute_type(gguf_file.read_all(self.file))
+        self.compute_type = files.compute_type(gguf_file.read_all(files.first(artifact)))
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
         self.context = options.get("ctx_size", options.get("c", 0))
@@ -42,21 +40,35 @@ class Engine(Started):
 
     @staticmethod
     def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
-        """What llama-server is called with, to serve the artifact there on the cards that it sees (0: a CPU)."""
-        settings = {"threads": threads, "parallel": 1, "cache_prompt": False, "webui": False, "metrics": True}
+        settings = dict[str, Any](threads=threads, parallel=1, cache_prompt=False, webui=False, metrics=True)
         if options.get("parallel", 1) > 1:
-            settings["kv_unified"] = True  # as where it chooses the slots itself: each may use all of the context
+            settings["kv_unified"] = True  # as by its own number of slots: each may use the whole context
         settings |= options
         settings |= {"n_gpu_layers": 999} if cards else {"device": "none"}
         argv = ["--model", f"{place.folder}/{files.first(artifact).name}", "--alias", place.name]
         return [*argv, "--host", place.host, "--port", str(place.port), *flags(settings)]
 
-    def shared_context(self, context: int | None) -> int | None:
-        # one cache for all slots (kv_unified): "Context size has been exceeded" where it is full; 0: the model's own
-        return int(self.context) or context if str(self.context).isdecimal() else None
+    @staticmethod
+    def env(cards: int) -> str:
+        return "llama_cpp"
 
-    def weight_bytes(self) -> int | None:
-        return files.bytes_per_token(gguf_file.read_all(self.file))
+    @classmethod
+    def image(cls, recorded: str | None, cards: int) -> tuple[str, str]:
+        """Return the newest image: images are tagged by llama.cpp's build number, which the binding's sources do not
+        name."""
+        package = "llama-cpp-python"
+        sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
+        tag = "server-cuda" if cards else "server"
+        about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
+        return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one near to it, take {tag}-bNUMBER"
+
+    @staticmethod
+    def program_here(python: str) -> str:
+        return str(llamacpp.place() / "bin/llama-server")
+
+    def shared_context(self, context: int | None) -> int | None:
+        # all slots share one cache (kv_unified), which says "Context size has been exceeded" when full; 0: the model's
+        return int(self.context) or context if str(self.context).isdecimal() else None
 
     def versions(self) -> dict[str, str]:
         return {"llama.cpp": llamacpp.build()["sources"], "kv cache": self.cache, "arguments": self.arguments}

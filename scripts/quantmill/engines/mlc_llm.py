@@ -1,14 +1,14 @@
-"""MLC-LLM itself, of a Python of the user's (`interpreters.mlc_llm`): its own engine, kernels and compiler.
+"""MLC-LLM's own engine, kernels and compiler, in a Python of the user's (`interpreters.mlc_llm`).
 
-Through its synchronous engine, which takes token ids and hands over token ids; the one that speaks OpenAI's words hands
-over text alone. It tells no probabilities of a given text, so that quality is an empty cell. Tested with a stand-in.
+It is used through its synchronous engine, which takes and returns token ids; the engine like OpenAI's API returns only
+text. It does not report the probabilities of a given text, so quality is an empty cell. Tested with a stand-in.
 """
 
 import importlib.metadata
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -22,14 +22,13 @@ from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line
 
 CONFIG = "mlc-chat-config.json"
-LIBRARY = "mlc_llm.so"  # where MLC-LLM compiled one with the artifact; else it compiles now
-NEVER = -100.0  # the least bias that MLC-LLM takes
+LIBRARY = "mlc_llm.so"  # if the artifact has none, MLC-LLM compiles one now
+NEVER = -100.0  # the smallest bias that MLC-LLM takes
 
 
 class Engine(engines.Engine):
-    """See `engines.Engine`. One sequence at a time: its mode for one user."""
+    """See `engines.Engine`. One sequence at a time, in its mode for one user."""
 
-    options: ClassVar = {"mode": str}
     capabilities = frozenset()
     modes = ("MLC-LLM",)
     mode = modes[0]
@@ -48,11 +47,11 @@ class Engine(engines.Engine):
                 device,
                 model_lib=str(library) if library.exists() else None,
                 mode=mode,
-                # or a prompt that comes again would not be read
+                # or a repeated prompt would not be read
                 engine_config=EngineConfig(prefix_cache_mode="disable"),
                 request_stream_callback=self._keep,
             )
-        except Exception as error:  # whatever its compiler and loader raise
+        except Exception as error:  # its compiler and loader raise many kinds
             raise UserError(f"{artifact}: MLC-LLM cannot load it ({first_line(error)})") from None
 
     def _keep(self, outputs: list[Any]) -> None:
@@ -74,13 +73,13 @@ class Engine(engines.Engine):
         name = str(self.requests)
         self.engine.add_request(self.engine.create_request(name, data.TokenData(ids), greedy))
         told, steps = 0, 0
-        while told < n and steps < 2 * n + len(ids):  # a step may read a part of the prompt and bring nothing
+        while told < n and steps < 2 * n + len(ids):  # a step may read a part of the prompt and bring no token
             self.engine.step()
             steps += 1
             for token, at in self.came[told:n]:
                 yield 0, token, at
             told = min(len(self.came), n)
-        self.engine.reset()  # what is left of the request
+        self.engine.reset()  # drop the rest of the request
 
     def allow_eos(self) -> bool:
         self.stop_ids = []

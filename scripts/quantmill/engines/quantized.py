@@ -1,7 +1,7 @@
 """Quantized weights that transformers loads, in the layers or tensors of the library that its config.json names.
 
-This is the engine of registrations with `backend="quantized"`, which have no module of their own. Their name is that of
-the library's package. A subclass says what its library does differently.
+This is every engine that is registered with `implementation="quantized"`; its name is that of the library's package. A
+subclass says what its library does otherwise.
 """
 
 from importlib.metadata import version

@@ -1,8 +1,9 @@
-"""MLC's format q4f16_1 by Quantmill's own kernels, which TVM runs: the library `model_lib.so` beside the weights.
+"""MLC's format q4f16_1 with Quantmill's own kernels, which TVM runs: the library `model_lib.so` beside the weights.
 
-Not MLC-LLM: its speed is another.
+It is not MLC-LLM, and its speed is not MLC-LLM's.
 """
 
+import ctypes
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# Read at import: the compiler's 250 MB are not needed to run, and threads are not bound to cores that others use too
+# Read at import: the compiler's 250 MB are not needed here, and threads must not be bound to cores that others use
 os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # for libraries that hold source
@@ -48,7 +49,7 @@ class Engine(engines.Engine):
         set_threads(threads)
         try:
             machine = VirtualMachine(tvm.runtime.load_module(str(artifact / LIBRARY)), tvm_device)
-        except Exception as error:  # whatever the loader raises
+        except Exception as error:  # the loader raises many kinds
             raise UserError(f"{artifact / LIBRARY}: TVM cannot load it ({first_line(error)}); build it again") from None
         self.library = json.loads(machine["metadata"]())
         self._check_library(artifact, device)
@@ -61,7 +62,7 @@ class Engine(engines.Engine):
         self.compute_type = session.compute_type
 
     def _check_library(self, artifact: Path, device: str) -> None:
-        """Raises `UserError` where the library is of another model, device or processor."""
+        """Raise `UserError` where the library is for another model, device or processor."""
         built = self.library
         if built["architecture"] != json.loads(json.dumps(asdict(self.shape))):
             raise UserError(f"{artifact / LIBRARY}: was compiled for another architecture; build it again")
@@ -109,9 +110,9 @@ class Engine(engines.Engine):
 
 
 def load_cuda() -> None:
-    """Load TVM's CUDA runtime, which it leaves out where the compiler is not loaded.
+    """Load TVM's CUDA runtime, which TVM does not load without its compiler.
 
-    Raises `UserError` where a library of CUDA's is missing, or TVM sees no GPU.
+    Raises `UserError` where a CUDA library is missing, or TVM sees no GPU.
     """
     try:
         paths = tvm.libinfo.package_lib_paths()
@@ -126,10 +127,11 @@ def load_cuda() -> None:
 
 
 def set_threads(threads: int) -> None:
-    """Let TVM use so many CPU threads.
+    """Let TVM use `threads` CPU threads.
 
-    Its pool is made once, for as many as it is told then, so it is told of all first. It reads the variable at every
-    parallel loop: unset, it asks the system each time, which took half of the demo's decoding; 1 makes loops plain.
+    Its pool is made once, of the number in the variable, which is therefore set to all processors first. TVM reads the
+    variable again at every parallel loop: if unset, it asks the system each time, which took half of the demo's
+    decoding; with 1, loops are serial.
     """
     os.environ["TVM_NUM_THREADS"] = str(max(threads, cpu.available_threads()))
     tvm.get_global_func("runtime.config_threadpool")(1, threads)
@@ -137,7 +139,7 @@ def set_threads(threads: int) -> None:
 
 
 def nbytes(tensor: Any) -> int:
-    """Bytes of a TVM tensor."""
+    """Return the bytes of a TVM tensor."""
     return int(np.prod(tensor.shape)) * np.dtype(str(tensor.dtype)).itemsize
 
 
@@ -160,26 +162,26 @@ class Session:
         self.parameters = [self._tensor(self._pack(array)) for array in arrays.values()]
         self.bias = self._tensor(self._pad(bias))
         self.token, self.position = self._tensor(np.zeros((1, 1), np.int32)), self._tensor(np.zeros(1, np.int32))
-        self.counters: tuple[Any, ...] = ()  # what kernels count in, before the cache among their arguments
+        self.counters: tuple[Any, ...] = ()  # the kernels' counters, before the cache among their arguments
         self.capacity = 0
 
     def _tensor(self, array: np.ndarray) -> Any:
         return tvm.runtime.tensor(array, self.device)
 
     def _pack(self, array: np.ndarray) -> np.ndarray:
-        """A parameter as the kernels read it."""
+        """Return a parameter as the kernels read it."""
         return array
 
     def _pad(self, bias: np.ndarray) -> np.ndarray:
-        """The bias as long as the kernels' rows of logits."""
+        """Return the bias, padded to the kernels' rows of logits."""
         return bias
 
     def _new_cache(self) -> tuple[Any, ...]:
-        """Keys and values of every layer for `capacity` positions."""
+        """Return the keys and values of every layer for `capacity` positions."""
         raise NotImplementedError
 
     def allow_all(self) -> None:
-        """Forbid no token any more; a recorded step reads the same memory."""
+        """Allow every token from now on; a recorded step reads the same memory."""
         self.bias.copyfrom(self._pad(np.zeros(self.shape.vocab_size, np.float32)))
 
     def _set_position(self, position: int) -> None:
@@ -195,7 +197,7 @@ class Session:
         self._set_position(0)
 
     def _prepare(self) -> None:
-        """What a new capacity asks for before the first step."""
+        """Prepare the first step after a change of capacity."""
 
     def _read(self, ids: list[int]) -> None:
         self.functions["prefill"](self._tensor(np.array([ids], np.int32)), *self.step)
@@ -204,11 +206,11 @@ class Session:
         self.functions["decode"](*self.step)
 
     def tokens(self, ids: list[int], n: int) -> Iterator[int]:
-        """Read `ids`; the `n` tokens after them."""
+        """Read `ids` and yield the `n` tokens after them."""
         raise NotImplementedError
 
     def score(self, ids: list[int]) -> np.ndarray:
-        """Read `ids`; the logits [len(ids), vocab] of their positions."""
+        """Read `ids` and return the logits [len(ids), vocab] of their positions."""
         tokens = self._tensor(np.array([ids], np.int32))
         arguments = (tokens, self.position, *self.counters, *self.cache, self.parameters)
         logits = self.functions["score"](*arguments).numpy()[0]
@@ -217,7 +219,7 @@ class Session:
 
 
 class CpuSession(Session):
-    """For libraries of `mlc.cpu.Model`."""
+    """A session of libraries of `mlc.cpu.Model`."""
 
     compute_type = "float32"
 
@@ -244,10 +246,10 @@ class CpuSession(Session):
 
 
 class CudaSession(Session):
-    """For libraries of `mlc.cuda.Model`.
+    """A session of libraries of `mlc.cuda.Model`.
 
-    A step takes nothing from the host and leaves the token where the next one reads it: it is recorded once for a
-    capacity, and replayed while the token before is on its way here.
+    A step takes nothing from the host and leaves the token where the next one reads it. So it is recorded once for each
+    capacity, and replayed while the previous token is copied to the host.
     """
 
     compute_type = "float16"
@@ -256,7 +258,7 @@ class CudaSession(Session):
         super().__init__(machine, device, *model)
         self.counters = (self._tensor(np.zeros(self.shape.num_key_value_heads, np.int32)),)
         self.stream = Stream(device) if device == tvm.cuda() else None
-        self.recording = None
+        self.recording: ctypes.c_void_p | None = None
 
     def _new_cache(self) -> tuple[Any, ...]:
         shape = self.shape
@@ -275,7 +277,7 @@ class CudaSession(Session):
         for start in range(0, len(ids), CHUNK):
             self._read(ids[start : start + CHUNK])
         for number in range(n):
-            if self.stream is None:
+            if self.stream is None or self.recording is None:
                 if number:
                     self._decode()
                 yield int(self.token.numpy()[0, 0])

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import transformers
@@ -20,34 +20,33 @@ remote_code.forbid()
 
 FLOATS = ("float32", "float16", "bfloat16")
 DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
-# For the noise floor: what a GPU would calculate in, and the other type that unquantized models are served in
+# For the noise floor: what a GPU would calculate in, and the other dtype in which unquantized models are served
 OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
-BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that are read at once
+BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that run together
 
 
 class Steps:
-    """What `generate` calls a streamer: the tokens that it puts, [sequences], each with `time.perf_counter()`."""
+    """A streamer for `generate`: it keeps the tokens [sequences] of each step with their `time.perf_counter()`."""
 
     def __init__(self) -> None:
         self.came: list[tuple[list[int], float]] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        """They are on the host."""
+        """Keep tokens, which are on the host."""
         at = time.perf_counter()
         self.came.append((tokens.flatten().tolist(), at))
 
     def end(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: no token is held back."""
 
 
 class Engine(engines.Engine):
-    """See `engines.Engine`. `generate` is the model's own method, as people call it; `captured`, on a GPU, a step that
-    is recorded as a CUDA graph: this is Quantmill's own way to decode, which transformers does not have."""
+    """See `engines.Engine`. The mode `generate` is the model's own method. `captured`, on a GPU, replays a step that
+    was recorded as a CUDA graph: this is Quantmill's own way to decode, which transformers does not have."""
 
-    options: ClassVar = {"dtype": str, "attn_implementation": str}
     capabilities = frozenset({"logits", "batches"})
-    plain = True  # layers of torch's own: they can be moved to a device, and merged there
+    plain = True  # its layers are torch's own: they can be moved to a device, and merged there
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Engine(engines.Engine):
         attn_implementation: str | None = None,
     ) -> None:
         if dtype and dtype not in FLOATS:
-            raise UserError(f"engine transformers: dtype {dtype!r} is none of {', '.join(FLOATS)}")
+            raise UserError(f"engine transformers: dtype {dtype!r} is not one of {', '.join(FLOATS)}")
         self.attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
@@ -71,13 +70,13 @@ class Engine(engines.Engine):
         if self.plain:
             model = model.to(device)
         model.eval()
-        model.generation_config = GenerationConfig()  # its publisher's may sample, or forbid to repeat
+        model.generation_config = GenerationConfig()  # its publisher's may sample, or penalise repetition
         if device == "cuda":
-            torch.cuda.empty_cache()  # what loading left; cached, it would count as the model's memory
+            torch.cuda.empty_cache()  # cached blocks that loading left would count as the model's memory
         self.model: PreTrainedModel = model
         text_config = model.config.get_text_config()
         for config in (model.config, text_config):
-            config.return_dict = True  # what a model returns is no part of it, and read by name here
+            config.return_dict = True  # outputs are read by name here
         self.vocab_size = text_config.vocab_size
         self.device = device
         ends = [getattr(each, "eos_token_id", None) for each in (model.config, text_config)]
@@ -86,11 +85,11 @@ class Engine(engines.Engine):
         self.mode = self.modes[0]
         self.static: Any = None
         self.merged = False
-        self.ends = False  # whether tokens that end a sequence are chosen
-        self.plain_head: bool | None = None  # asked when logits are
+        self.ends = False  # whether end-of-sequence tokens may be chosen
+        self.plain_head: bool | None = None  # known at the first logits
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
-        """The model; sets `compute_type`. Raises `UserError` where it cannot be loaded whole."""
+        """Load the model, and set `compute_type`. Raises `UserError` where it cannot be loaded whole."""
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 artifact,
@@ -99,7 +98,7 @@ class Engine(engines.Engine):
                 **self.attention,
                 **self.load_options(artifact, device),
             )
-        except Exception as error:  # whatever its many model classes raise
+        except Exception as error:  # its model classes raise many kinds
             raise UserError(f"{artifact}: {self.name} cannot load it ({first_line(error)})") from None
         wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
         if wrong:
@@ -110,17 +109,17 @@ class Engine(engines.Engine):
         return model
 
     def default_dtype(self, artifact: Path, device: str) -> torch.dtype:
-        """What to calculate in where the options do not say. A quantized artifact of weights that float16 cannot hold
-        says bfloat16; of others, the weights tell when they are there."""
+        """Return the dtype to calculate in where the options name none. A quantized artifact of weights that float16
+        cannot hold says bfloat16; of plain ones, the loaded weights show it."""
         said = None if self.plain else shards.read_config(artifact / "config.json").get("dtype")
         return torch.bfloat16 if device == "cuda" and said == "bfloat16" else DTYPES[device]
 
     def load_options(self, artifact: Path, device: str) -> dict[str, Any]:
-        """What transformers is told besides: layers of a library that quantizes are put on their device at once."""
+        """Return further arguments for transformers: quantized layers are loaded onto their device directly."""
         return {} if self.plain else {"device_map": {"": device}}
 
     def _modes(self) -> tuple[str, ...]:
-        if self.device == "cpu":  # it would calculate the masked part of a static cache, and gain nothing
+        if self.device == "cpu":  # a static cache would only add the masked positions' work
             return ("generate",)
         from quantmill.engines.decoding.static_cache import StaticDecode
 
@@ -139,7 +138,7 @@ class Engine(engines.Engine):
             yield from self._generate(prompts, n)
 
     def _generate(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
-        """By `generate`, which hands each step's tokens over as soon as they are on the host."""
+        """Decode by `generate`, which passes on each step's tokens as soon as they are on the host."""
         ids = torch.tensor(prompts, device=self.device)
         ends = {"eos_token_id": self.stop_ids, "min_new_tokens": n} if self.stop_ids else {}
         steps = Steps()
@@ -153,27 +152,27 @@ class Engine(engines.Engine):
         self.model.generate(ids, **options)
 
     def _static(self, positions: int) -> Any:
-        """The recorded step for so many positions."""
+        """Return the recorded step for at least `positions`."""
         if self.static is None or self.static.positions < positions:
             from quantmill.engines.decoding.static_cache import StaticDecode
 
             self.static = None
-            gc.collect()  # its memory first: a cache and its layers hold one another
+            gc.collect()  # free its memory first: a cache and its layers refer to each other
             if not self.merged:
                 self._merge()
                 self.merged = True
-                torch.cuda.empty_cache()  # what was merged
+                torch.cuda.empty_cache()  # the layers that were merged
             self.static = StaticDecode(self.model, positions, self.stop_ids)
         return self.static
 
     def _merge(self) -> None:
-        """Make one product of the layers that read the same input, for a recorded step alone."""
+        """Make one product of the layers that read the same input, which only a recorded step does."""
         if self.plain:
             merge(self.model, torch.nn.Linear)
 
     @torch.inference_mode()
     def _step(self, prompts: list[list[int]], n: int) -> Iterator[tuple[int, int, float]]:
-        """A call of the model for each step, so that whoever asks can stop at any token."""
+        """Call the model for each step, so that the caller can stop at any token."""
         cache = self._cache()
         step = torch.tensor(prompts, device=self.device)
         for _ in range(n):
@@ -193,7 +192,7 @@ class Engine(engines.Engine):
             for chunk in hidden.split(size):
                 yield self._deliver(self._run(self.model.get_output_embeddings(), chunk))
             return
-        cache = self._cache()  # carries what earlier chunks left, so that logits of one chunk exist at a time
+        cache = self._cache()  # so that the logits of only one chunk are in memory
         for chunk in tokens.split(size, dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
@@ -205,7 +204,7 @@ class Engine(engines.Engine):
             return
         size, head = engines.chunk_positions(self.vocab_size), self.model.get_output_embeddings()
         for batch in self._batches(texts):
-            # no position sees what stands to its right, so it does not matter what the shorter ones are filled with
+            # no position attends to its right, so any padding there will do
             longest = max(len(texts[number]) for number in batch)
             filled = [texts[number] + [0] * (longest - len(texts[number])) for number in batch]
             tokens = torch.tensor(filled, device=self.device)
@@ -216,7 +215,7 @@ class Engine(engines.Engine):
                     yield number, self._deliver(self._run(head, chunk))
 
     def _batches(self, texts: list[list[int]]) -> Iterator[list[int]]:
-        """Numbers of the texts that are read at once, in their order: together no more than `BATCH` tokens."""
+        """Yield the numbers of texts that run together, in order: at most `BATCH` tokens, padding included."""
         batch: list[int] = []
         longest = 0
         for number, ids in enumerate(texts):
@@ -240,7 +239,8 @@ class Engine(engines.Engine):
         return logits.numpy() if self.device == "cpu" else logits
 
     def _has_plain_head(self, tokens: torch.Tensor) -> bool:
-        """Whether the logits are what the head makes of the body's last hidden state, and no scale or cap follows."""
+        """Return whether the logits are the head's output for the last hidden state, without a scale or cap after
+        it."""
         head = self.model.get_output_embeddings()
         if head is None or self.model.base_model is self.model:
             return False

@@ -1,6 +1,6 @@
-"""vLLM, offline: its own engine in a process of its own, token ids in and out. The server is the engine `vllm-serve`.
+"""vLLM offline: its engine in a process of its own, token ids in and out. Its server is the engine `vllm-serve`.
 
-Options are those of vLLM's `LLM`, in its words; what they leave out is vLLM's default, but for serving.vllm_settings.
+Options and their defaults are those of vLLM's `LLM`, except for servers.vllm_settings.
 """
 
 import atexit
@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # read at import
 
@@ -29,35 +29,36 @@ from quantmill.servers import vllm_settings
 from quantmill.servers.guard import Guard
 from quantmill.servers.vllm_settings import OURS
 
-OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)}
+OPTIONS = {field.name for field in dataclasses.fields(EngineArgs)} - OURS
 
 
 class Engine(engines.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = dict.fromkeys(OPTIONS - OURS, object)
     capabilities = frozenset({"target_logprobs", "batches", "multi_gpu", "own_threads"})
     modes = ("vLLM",)
     mode = modes[0]
-    may_end = False
+    can_end = True  # it ends after one, and returns it
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
+        for option in options:
+            engines.check_name(self.name, option, OPTIONS)
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
         self.artifact, self.requests = artifact, 0
         cards = torch.cuda.device_count() if device == "cuda" else 0
         own = sorted(cpu.processors())[:threads]
-        os.environ |= vllm_settings.environment(cards, own) | vllm_settings.SOCKETS | self.environment
+        os.environ |= {**vllm_settings.environment(cards, own), **vllm_settings.SOCKETS, **self.environment}
         self.threads = len(own)
         settings = vllm_settings.settings(artifact, options, cards)
         self.guard = Guard()
         try:
             self.llm = vllm.LLM(str(artifact), skip_tokenizer_init=True, disable_log_stats=True, **settings)
-        except Exception as error:  # whatever its loaders and kernels raise
+        except Exception as error:  # its loaders and kernels raise many kinds
             raise UserError(f"{artifact}: vLLM cannot load it ({first_line(error)}); its log says more") from None
         self.guard.settle()
         self.engine = self.llm.llm_engine
-        leave_at_once()  # "terminate called without an active exception", once in some dozens of runs
+        leave_at_once()  # or "terminate called without an active exception", once in dozens of runs
         atexit.register(self.close)
         self.config = self.engine.vllm_config
         self.compute_type = str(self.config.model_config.dtype).removeprefix("torch.")
@@ -80,15 +81,15 @@ class Engine(engines.Engine):
                     for token in output.outputs[0].token_ids:
                         yield names[output.request_id], token, now
         finally:
-            if self.engine.has_unfinished_requests():  # nobody wants the rest
+            if self.engine.has_unfinished_requests():  # the caller needs no more
                 self.engine.abort_request(list(names))
 
     def ending(self, n: int) -> dict[str, Any]:
-        """What vLLM is told of ends: it masks them for n tokens, on a card by a kernel of its own for each."""
+        """Return vLLM's options about ends of sequence: it masks them for n tokens, on a GPU by one kernel for each."""
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids}
 
     def _add(self, ids: list[int], asked: vllm.SamplingParams) -> str:
-        """Hand a prompt over; the request's name."""
+        """Add a prompt, and return the request's name."""
         self.requests += 1
         name = str(self.requests)
         self.engine.add_request(name, {"prompt_token_ids": ids}, asked)
@@ -103,16 +104,12 @@ class Engine(engines.Engine):
         )
         outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in texts], asked, use_tqdm=False)
         for ids, output in zip(texts, outputs, strict=True):
-            found = output.prompt_logprobs  # of each place the target's, then the likeliest ones'
+            found = output.prompt_logprobs  # of each position: the target's, then those of the likeliest tokens
             shape = (len(ids) - 1, TOP + 1)
             tokens, values = (np.array(each).reshape(shape) for each in (found.token_ids, found.logprobs))
             if tokens[:, 0].tolist() != ids[1:]:
-                raise UserError(f"{self.artifact}: vLLM told log-probabilities of other tokens than it was given")
+                raise UserError(f"{self.artifact}: vLLM returned log-probabilities of other tokens than it was given")
             yield engines.Targets(values[:, 0], tokens[:, 1:], values[:, 1:])
-
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it ends there, and tells the token
-        return True
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)

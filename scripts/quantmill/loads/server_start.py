@@ -95,7 +95,7 @@ class Loader:
         first, again, longer = (alone(each)[1] for each in (probes, probes, ends))
         found = agreement.check_repeats(first, again, longer)
         told = self.engine.counters().cached_tokens is not None or any(
-            reply.usage and reply.usage.cached_tokens is not None for reply in again
+            reply.usage.cached_tokens is not None for reply in again
         )
         return [each for each in found if not (told and each.fault == "prefix_cached")]  # by counts, not by times
 

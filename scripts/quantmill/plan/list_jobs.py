@@ -43,7 +43,11 @@ def describe(config: Path | None) -> dict[str, Any]:
             "study": names["STUDY"],
             "reference": costs.reference,
             "cells": [row | {"layout": layout(names, row)} for row in names["rows"]()],
-            "servers": {name: [*engine.loads] for name, engine in names["ENGINES"].items() if engine.serves},
+            "servers": {
+                name: [*engine.loads]
+                for name, engine in names["ENGINES"].items()
+                if engine.serves and not engine.attached
+            },
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
             "formats": {name: asdict(each) for name, each in costs.formats.items()},

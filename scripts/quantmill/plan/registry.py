@@ -90,8 +90,8 @@ class Format:
 class Engine:
     """An engine, which runs artifacts: scripts/quantmill/engines/NAME.py, with `_` for `-`.
 
-    backend: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers loads by
-    the quantization_config of its config.json; such an engine has the name of its library's package.
+    implementation: of an engine without a module of its own, the one that runs it. `quantized` runs what transformers
+    loads by the quantization_config of its config.json; such an engine has the name of its library's package.
     env: its environment; one without pins (envs/ENV.txt) is the user's own, which `interpreters` names.
     loads: layouts. multi_gpu: whether it can use several GPUs.
     options: name -> JSON schema of its value; None accepts any option of the engine.
@@ -104,7 +104,7 @@ class Engine:
 
     env: str
     loads: Collection[str]
-    backend: str = ""  # Snakemake forbids the word module at the beginning of a line
+    implementation: str = ""
     devices: tuple[str, ...] = ("cpu", "cuda")
     multi_gpu: bool = False
     options: Mapping[str, Mapping[str, Any]] | None = field(default_factory=dict)
@@ -114,6 +114,10 @@ class Engine:
     attached: bool = False
     no_speed: str = ""
     resources: RunResources | None = None
+
+    def module(self, name: str) -> str:
+        """Return the module in engines/ of the engine of this name."""
+        return self.implementation or name.replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -187,11 +191,11 @@ def check_registry(
         envs: environments with pins. modules: names of the modules in engines/. programs: names of all programs.
     """
     for name, engine in engines.items():
-        own = name.replace("-", "_")
-        if engine.backend and own in modules:
-            raise ConfigError(f"engine {name!r}: it has a module of its own; leave backend={engine.backend!r} out")
-        if (engine.backend or own) not in modules:
-            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{engine.backend or own}.py is missing")
+        module = engine.module(name)
+        if engine.implementation and name.replace("-", "_") in modules:
+            raise ConfigError(f"engine {name!r}: it has a module of its own; leave implementation={module!r} out")
+        if module not in modules:
+            raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{module}.py is missing")
     for name, format in formats.items():
         where, engine = f"format {name!r}", format.engine
         if not re.fullmatch(NAME, name):

@@ -10,14 +10,13 @@ from typing import Any
 from quantmill import engines
 from quantmill.common.program import printable
 from quantmill.deploy.deployment import PORT, command_line
-from quantmill.engines.served.started import underscored
+from quantmill.engines.served.started import Deployable, underscored
 from quantmill.llamacpp import files
 from quantmill.publish.contents import Artifact
 from quantmill.servers import vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
 LOCAL = "127.0.0.1"
-SERVERS = {"vllm-serve": ["python3"], "llama-server": ["llama-server"]}  # server -> its program
 GENERATE = """
 inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))"""
@@ -79,8 +78,9 @@ def describe(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str
     environment = options.pop("environment", {})
     row = {**row, "options": options}
     device = (row["device_details"] or {}).get("device", "cpu")
-    if row["engine"] in SERVERS:
-        line = server_command(row, artifact, repository, device, environment)
+    arguments = (row["versions"] or {}).get("arguments", "")  # of a server that Quantmill started
+    if arguments and issubclass(kind := engines.find(row["engine"]), Deployable):
+        line = server_command(kind, row, artifact, repository, device, environment)
         return block("sh", f"{download(artifact, repository)}\n{line}")
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
     said = f"Measured with `{variables}` in the environment.\n\n" if variables else ""
@@ -128,21 +128,22 @@ def download(artifact: Artifact, repository: str) -> str:
 
 
 def server_command(
-    row: Mapping[str, Any], artifact: Artifact, repository: str, device: str, environment: Mapping[str, str]
+    kind: type[Deployable],
+    row: Mapping[str, Any],
+    artifact: Artifact,
+    repository: str,
+    device: str,
+    environment: Mapping[str, str],
 ) -> str:
     """Return the command line of a server with the options that were measured, as `make serve-command` prints it."""
     cards = row["gpus"] if device == "cuda" else 0
-    arguments = (row["versions"] or {}).get("arguments", "")
-    threads = re.search(r"--threads (\d+)", arguments)
-    kind = engines.module(row["engine"]).Engine
+    threads = re.search(r"--threads (\d+)", row["versions"]["arguments"])
     place = Endpoint(artifact.name, repository, LOCAL, PORT)
     options = underscored(dict(row["options"]))
     words = kind.words(artifact.folder, place, cards, int(threads[1]) if threads else row["threads"] or 1, options)
     name = next(iter(artifact.files))
     words = [word.replace(f"{artifact.name}/{files.MODEL}", f"{artifact.name}/{name}") for word in words]
-    ours = vllm_settings.environment(cards) if row["engine"] == "vllm-serve" else {}
-    program, *rest = SERVERS[row["engine"]]
-    return command_line(program, [*rest, *words], {**ours, **environment})
+    return command_line(kind.program, words, {**kind.variables(cards), **environment})
 
 
 def block(language: str, content: str) -> str:

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from quantmill.client.client import Target, Unreachable, get
+from quantmill.client.query import Unreachable, get
+from quantmill.client.target import Target
 from quantmill.common import bounded_json, redaction, surroundings
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, message, printable

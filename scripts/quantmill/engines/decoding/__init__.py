@@ -1,1 +1,1 @@
-"""What engines share: decoding in a CUDA graph, and the layers and kernels that are put into a model for it."""
+"""Decoding in a CUDA graph, and the layers and kernels that are put into a model for it; several engines share it."""

@@ -1,8 +1,8 @@
 """Attention of one position in which query heads share keys and values, without copying these for every query head.
 
-transformers' sdpa spreads key and value heads over all query heads first, because PyTorch's kernels take shared heads
-only without a mask: on an H200 this makes a captured 1.1B model 5 to 8% slower (docs/PERFORMANCE.md). One position's
-query heads that share a key head can stand where a prompt's positions would, and every kernel knows those.
+transformers' sdpa repeats key and value heads for all query heads first, because PyTorch's kernels take shared heads
+only without a mask: on an H200 this makes a captured 1.1B model 5 to 8% slower (docs/PERFORMANCE.md). With one
+position, the query heads that share a key head can take the place of a prompt's positions, which every kernel supports.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def shared_heads(
 ) -> tuple[torch.Tensor, None]:
     """Attend from `query` [b, heads, n, dim] to `key` and `value` [b, key heads, positions, dim]; n of 1 shares heads.
 
-    `attention_mask` [b or 1, 1, n, positions] is added. Returns [b, n, heads, dim], and no weights, as transformers'.
+    `attention_mask` [b or 1, 1, n, positions] is added. Returns [b, n, heads, dim], and None for the weights.
     """
     batch, heads, positions, _ = query.shape
     groups = heads // key.shape[1]

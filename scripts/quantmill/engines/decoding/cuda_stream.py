@@ -15,7 +15,7 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Stream:
-    """A stream that waits for copies on the default one, and they for it."""
+    """A stream that waits for copies on the default stream, as they wait for it."""
 
     def __init__(self, device: tvm.runtime.Device) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
@@ -34,7 +34,8 @@ class Stream:
             raise UserError(f"CUDA driver: {name} failed with error {status}")
 
     def record(self, step: Callable[[], object]) -> ctypes.c_void_p:
-        """What `step` launches, as a graph that can be replayed. It must have run before, so that memory is there."""
+        """Record what `step` launches as a graph that can be replayed. It must have run before, so that memory
+        exists."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamBeginCapture_v2", self.handle, RELAXED)
         step()
@@ -52,12 +53,12 @@ class Stream:
         self._call("cuGraphExecDestroy", executable)
 
     def fetch(self, tensor: tvm.runtime.Tensor) -> None:
-        """Begin to bring an int32 here, once all that was launched is done."""
+        """Begin to copy an int32 to the host, after everything launched so far."""
         address = ctypes.c_uint64(tensor.data_ptr())
         self._call("cuMemcpyDtoHAsync_v2", self.page, address, ctypes.c_size_t(4), self.handle)
         self._call("cuEventRecord", self.event, self.handle)
 
     def wait(self) -> int:
-        """The number of the last `fetch`, once it is here."""
+        """Wait for the last `fetch`, and return its number."""
         self._call("cuEventSynchronize", self.event)
         return int(self.value[0])

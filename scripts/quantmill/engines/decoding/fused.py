@@ -1,8 +1,8 @@
 """The element-wise chains of a decode step as single kernels (torch.compile), rounded as they are apart.
 
-Only what gives the same bits is put in place: each replacement is tried on one position's random numbers first, and
-what differs, or cannot be compiled here, stays as it is. SwiGLU is not fused: compiled, its exponential rounds another
-way once in thousands of numbers. Sums are not, because another order of summation is another result.
+Only replacements with the same bits are used: each is first tried on random numbers of one position, and what differs,
+or cannot be compiled here, stays as it is. SwiGLU is not fused: compiled, its exponential rounds differently once in
+thousands of numbers. Sums are not fused, because another order of summation gives another result.
 """
 
 import sys
@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-_FUSED: WeakKeyDictionary[PreTrainedModel, tuple[Write, list[str]]] = WeakKeyDictionary()  # for good: once a model
+_FUSED: WeakKeyDictionary[PreTrainedModel, tuple[Write, list[str]]] = WeakKeyDictionary()  # once for each model
 
 
 def write_cache(
@@ -35,23 +35,23 @@ def _normalise(x: torch.Tensor, variance: torch.Tensor, weight: torch.Tensor, ep
 
 
 def _compile(function: Callable) -> Callable:
-    """`function` as one kernel for each shape that it is called with; every intermediate is rounded to its dtype."""
+    """Compile a function to one kernel for each shape of its arguments; every intermediate is rounded to its dtype."""
     return torch.compile(function, dynamic=False, options={"emulate_precision_casts": True})
 
 
 def _same_bits(function: Callable, other: Callable, *arguments: torch.Tensor) -> bool:
-    """Whether two functions return the same bits; False where one cannot be compiled."""
+    """Return whether two functions return the same bits; False where one cannot be compiled."""
     try:
         one, two = (
             result if isinstance(result, tuple) else (result,) for result in (function(*arguments), other(*arguments))
         )
-    except Exception:  # no compiler or one that fails, a function that takes other arguments in this model
+    except Exception:  # no compiler, one that fails, or a function with other arguments in this model
         return False
     return all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 def _norms(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool:
-    """Fuse RMSNorm (arXiv 1910.07467) of one position: the mean as it was, and what is around it."""
+    """Fuse RMSNorm (arXiv 1910.07467) of one position around its mean, which stays as it is."""
     square, normalise = _compile(_square), _compile(_normalise)
 
     def one_position(module: nn.Module) -> Callable:
@@ -97,7 +97,8 @@ def _rotary(model: PreTrainedModel, random: Callable[..., torch.Tensor]) -> bool
 
 
 def fuse(model: PreTrainedModel) -> tuple[Write, list[str]]:
-    """Fuse a model's norms and rotary embedding; returns what writes one position to a cache, and all that is fused."""
+    """Fuse a model's norms and rotary embedding. Returns the function that writes one position to a cache, and the
+    names of all fused parts."""
     if model not in _FUSED:
         _FUSED[model] = _fuse(model)
     return _FUSED[model]

@@ -1,7 +1,7 @@
-"""One position through 4-bit layers with AWQ's GEMV kernel, as gptqmodel compiles it: a warp an output, float32 sums.
+"""AWQ's GEMV kernel for one position in 4-bit layers, as gptqmodel compiles it: one warp per output, float32 sums.
 
-Marlin shares a small matrix among all multiprocessors, which then add up their parts one after another: on an H200 that
-takes longer than the product (docs/PERFORMANCE.md). More positions, and matrices of more weights, stay with Marlin.
+Marlin divides a small matrix among all multiprocessors, which then add their parts one after another: on an H200 that
+takes longer than the product (docs/PERFORMANCE.md). More positions and larger matrices stay with Marlin.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,18 +15,18 @@ from torch import nn
 from quantmill.checkpoint import shards
 from quantmill.engines.decoding.merged import Merged
 
-WEIGHTS = 2**24  # of a matrix, fewer than these: where the kernel is faster than Marlin on an H200
-GROUP_SIZES = (64, 128)  # that the kernel knows
+WEIGHTS = 2**24  # matrices with fewer: there the kernel is faster than Marlin on an H200
+GROUP_SIZES = (64, 128)  # that the kernel supports
 PARTS = ("qweight", "qzeros", "scales")
-PACKED = 8  # numbers of four bits a word
+PACKED = 8  # four-bit numbers per word
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each of eight columns in an AWQ word (autoawq, version gemm)
-OVERREAD = 128  # words: a warp reads 1,024 inputs at a time, beyond the last row's end too, and leaves those out
+OVERREAD = 128  # words: a warp reads 1,024 inputs at a time, also beyond the last row's end, and ignores those
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _unpack(words: torch.Tensor, dim: int, order: Iterable[int] = range(PACKED)) -> torch.Tensor:
-    """Numbers of 0 to 15 [..] that int32 `words` hold along `dim` (0 or 1), each in the place that `order` gives it."""
+    """Unpack int32 `words` along `dim` (0 or 1) to numbers of 0 to 15, in the places that `order` gives."""
     places = torch.tensor([4 * place for place in order], dtype=torch.int32, device=words.device)
     if dim:
         return ((words[:, :, None] >> places) & 15).flatten(1)
@@ -34,13 +34,13 @@ def _unpack(words: torch.Tensor, dim: int, order: Iterable[int] = range(PACKED))
 
 
 def _pack(numbers: torch.Tensor) -> torch.Tensor:
-    """int32 words of eight numbers of 0 to 15 along the last dimension, the first in the lowest bits."""
+    """Pack eight numbers of 0 to 15 along the last dimension into int32 words, the first in the lowest bits."""
     shifted = numbers.unflatten(-1, (-1, PACKED)).long() << torch.arange(0, 32, 4, device=numbers.device)
     return shifted.sum(-1).to(torch.int32)  # wraps: the highest of four bits is the sign
 
 
 def unpack_layer(method: str, tensors: Mapping[str, torch.Tensor]) -> Words:
-    """What a layer's artifact holds: numbers [inputs, outputs], zero points and scales [groups, outputs].
+    """Return a layer's numbers [inputs, outputs], zero points and scales [groups, outputs].
 
     `method` is `gptq` (zero points stored less one, no activation order) or `awq` (version gemm); `tensors` are the
     artifact's qweight, qzeros and scales.
@@ -52,9 +52,9 @@ def unpack_layer(method: str, tensors: Mapping[str, torch.Tensor]) -> Words:
 
 
 def layout(numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> Words:
-    """The kernel's words [outputs, inputs / 8], zero points [outputs, n] and scales [outputs, 8 n], float16.
+    """Return the kernel's words [outputs, inputs / 8], zero points [outputs, n] and scales [outputs, 8 n], float16.
 
-    Arguments are as `unpack_layer` returns them. A row of zero points is as many words as the kernel takes at a time.
+    Arguments are as `unpack_layer` returns them. A row of zero points has as many words as the kernel reads at a time.
     """
     inputs, outputs = numbers.shape
     words = torch.zeros(outputs * inputs // PACKED + OVERREAD, dtype=torch.int32, device=numbers.device)
@@ -67,7 +67,7 @@ def layout(numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> 
 
 
 class Gemv(nn.Module):
-    """A layer that takes the kernel for one position, and itself for more."""
+    """A layer that uses the kernel for one position, and the wrapped layer for more."""
 
     def __init__(self, layer: nn.Module, words: Words, bias: torch.Tensor | None, group_size: int) -> None:
         super().__init__()
@@ -83,7 +83,8 @@ class Gemv(nn.Module):
 
 
 def _layers(model: nn.Module, kind: type[nn.Module]) -> Iterator[tuple[nn.Module, str, list[str]]]:
-    """Layers of `kind` that the kernel takes and is faster with: who holds each, as what, its names in the artifact."""
+    """Yield the layers of `kind` for which the kernel works and is faster: each one's parent, attribute, and names in
+    the artifact."""
     for path, module in list(model.named_modules()):
         for name, layer in list(module.named_children()):
             if type(layer) is not kind or layer.in_features % 32 or layer.out_features % 4:
@@ -93,10 +94,10 @@ def _layers(model: nn.Module, kind: type[nn.Module]) -> Iterator[tuple[nn.Module
 
 
 def add(model: nn.Module, kind: type[nn.Module], artifact: Path, quantization: dict) -> int:
-    """Wrap the layers of `kind` that fit, merged or not; returns how many: 0 where the kernel cannot be compiled.
+    """Wrap the layers of `kind` that fit, merged or not. Returns their number: 0 where the kernel cannot be compiled.
 
-    `quantization` is that of `artifact`'s config.json. What the kernel reads is a second copy of these layers' weights,
-    made of the artifact's: Marlin has taken its own apart.
+    `quantization` is that of `artifact`'s config.json. The kernel reads a second copy of these layers' weights, made
+    from the artifact: Marlin has rearranged its own.
     """
     layers, group_size = list(_layers(model, kind)), quantization["group_size"]
     known = quantization["bits"] == 4 and group_size in GROUP_SIZES

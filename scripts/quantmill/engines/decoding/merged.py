@@ -1,4 +1,5 @@
-"""Layers that read the same input as one matrix product: launching one takes longer than reading what it adds."""
+"""Layers that read the same input, as one matrix product: a launch takes longer than reading a further layer's
+weights."""
 
 import copy
 from collections.abc import Sequence
@@ -7,11 +8,11 @@ import torch
 from torch import nn
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-TILE = 64  # columns that Marlin permutes among themselves: whole tiles can stand beside one another
+TILE = 64  # columns that Marlin permutes among themselves: whole tiles can be joined
 
 
 class Part(nn.Module):
-    """One of the merged layers. Whichever is called first with an input calculates all of them."""
+    """One of the merged layers. The first one that is called with an input calculates all of them."""
 
     def __init__(self, merged: "Merged", number: int) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class Part(nn.Module):
 
 
 class Merged(nn.Module):
-    """A layer whose outputs are those of several, called `names` in the model, one after the other."""
+    """A layer whose outputs are those of several layers one after the other; `names` are theirs in the model."""
 
     def __init__(self, layer: nn.Module, sizes: list[int], names: list[str]) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Merged(nn.Module):
         self.outputs: dict[int, torch.Tensor] = {}
 
     def output(self, x: torch.Tensor, number: int) -> torch.Tensor:
-        """Output `number` for `x`; nothing is held once all of them were taken."""
+        """Return output `number` for `x`; nothing is kept once all outputs were taken."""
         if self.input is not x or number not in self.outputs:
             self.input, self.outputs = x, dict(enumerate(self.layer(x).split(self.sizes, -1)))
         output = self.outputs.pop(number)
@@ -41,7 +42,7 @@ class Merged(nn.Module):
 
 
 def _join_rows(layers: Sequence[nn.Linear]) -> nn.Linear:
-    """torch's own layers as one with all their rows."""
+    """Join torch's own layers into one with all their rows."""
     joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), bias=False, device="meta")
     joined.weight = nn.Parameter(torch.cat([layer.weight.data for layer in layers]), requires_grad=False)
     if layers[0].bias is not None:
@@ -50,7 +51,7 @@ def _join_rows(layers: Sequence[nn.Linear]) -> nn.Linear:
 
 
 def _join_columns(layers: Sequence[nn.Module]) -> nn.Module:
-    """Layers of gptqmodel's Marlin classes, repacked for the kernel already, as one with all their columns."""
+    """Join layers of gptqmodel's Marlin classes, already repacked for the kernel, into one with all their columns."""
     joined = copy.copy(layers[0])
     joined._parameters, joined._buffers = dict(joined._parameters), dict(joined._buffers)
     for name in ("qweight", "scales", "qzeros"):
@@ -65,10 +66,10 @@ def _join_columns(layers: Sequence[nn.Module]) -> nn.Module:
 
 
 def merge(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Merge what reads the same input in every block of `model`, where all of it is of `kind`.
+    """Merge the layers that read the same input in every block of `model`, where all of them are of `kind`.
 
-    `kind` is nn.Linear or one of gptqmodel's Marlin classes, of which only whole tiles are merged, and no layer that
-    was padded for the kernel. One group at a time is there twice.
+    `kind` is nn.Linear or one of gptqmodel's Marlin classes. Of the latter only whole tiles are merged, and no layer
+    that was padded for the kernel. One group at a time is in memory twice.
     """
     join, tile = (_join_rows, 1) if kind is nn.Linear else (_join_columns, TILE)
     found = [

@@ -1,4 +1,4 @@
-"""Decoding over a key-value cache that never moves, so that a step can be captured in a CUDA graph and replayed."""
+"""Decoding over a KV cache that never moves, so that a step can be captured in a CUDA graph and replayed."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +11,14 @@ from transformers.cache_utils import StaticLayer
 from quantmill.common.program import first_line
 from quantmill.engines import CannotDecode
 from quantmill.engines.decoding.attention import SHARED_HEADS
-from quantmill.engines.decoding.fused import fuse, write_cache
+from quantmill.engines.decoding.fused import Write, fuse, write_cache
 
-ALIGNMENT = 64  # positions; attention kernels want rows of the mask aligned
+ALIGNMENT = 64  # positions; attention kernels need aligned rows of the mask
 WARM_UP = 3  # steps before the capture, in which kernels choose and allocate what they need
 
 
 class _Layer(StaticLayer):
-    """A layer's keys and values, written where `decode` says: once a step for all layers, not once a layer."""
+    """A layer's keys and values, written at `decode.slots`, which is set once a step for all layers."""
 
     def __init__(self, decode: "StaticDecode") -> None:
         super().__init__(decode.positions)
@@ -33,17 +33,17 @@ class _Layer(StaticLayer):
 
 
 class StaticDecode:
-    """Quantmill's greedy decoding of a model over a static key-value cache, with or without a CUDA graph: the same
-    arithmetic. transformers decodes otherwise: what this one takes is no time of transformers'.
+    """Quantmill's greedy decoding of a model over a static KV cache, with or without a CUDA graph, in the same
+    arithmetic. transformers decodes differently: this speed is not that of transformers.
 
     The step takes its token and its position from tensors and leaves the next ones there, so that one recording of it
-    serves every position: what lies beyond the position is masked, and may be left from an earlier prompt.
+    serves every position. What lies beyond the position is masked, and may be left from an earlier prompt.
     """
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether every layer of a model attends to all positions, by PyTorch's attention, called by a name that can be
-        another's: a model that asks for that very name would take ours for one that wants no mask."""
+        """Return whether every layer of a model attends to all positions by PyTorch's attention, whose name can be
+        replaced: a model that tests for that name would take the replacement for an attention without a mask."""
         layers = StaticCache(config=model.config, max_cache_len=ALIGNMENT).layers
         named = model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
         return named and all(type(layer) is StaticLayer for layer in layers)
@@ -52,9 +52,9 @@ class StaticDecode:
     def __init__(self, model: PreTrainedModel, positions: int, stop_ids: list[int], *, captured: bool = True) -> None:
         """Allocate a cache of at least `positions`; `stop_ids` are never chosen.
 
-        `captured` fuses what can be fused without another result, for good, and records the step; it wants a GPU.
-        Without, Python drives each step, which is how tests hold the arithmetic against `generate`. Raises
-        `CannotDecode` where a step cannot be recorded.
+        `captured` fuses permanently what can be fused without another result, and records the step; it needs a GPU.
+        Without it, Python runs each step; tests compare that arithmetic with `generate`. Raises `CannotDecode` where a
+        step cannot be recorded.
         """
         device = model.device
         model.config._attn_implementation = SHARED_HEADS
@@ -67,7 +67,7 @@ class StaticDecode:
         self.slots = self.all_positions
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = Cache(layers=[_Layer(self) for _ in range(layers)])
-        self.write = write_cache
+        self.write: Write = write_cache
         self.fused: list[str] = []
         self.step: Callable[[], None] = self._step
         if captured:
@@ -94,7 +94,7 @@ class StaticDecode:
         """Run the model on `ids` [1, n] at `positions` [n], and leave its choice of the next token in `token`."""
         self.slots = positions
         seen = self.all_positions <= positions[:, None]
-        # as numbers: from booleans every layer would make these again
+        # as numbers: every layer would make these from booleans again
         mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
         output = self.model(
             input_ids=ids,
@@ -116,15 +116,15 @@ class StaticDecode:
         self.position.fill_(len(ids))
 
     def versions(self) -> dict[str, str]:
-        """Whose decoding it is, and what is fused."""
+        """Return whose decoding it is, and what is fused."""
         return {"decoding": "Quantmill's CUDA graph", "fused": ", ".join(self.fused) or "nothing"}
 
     @torch.inference_mode()
     def tokens(self, ids: list[int], n: int) -> Iterator[tuple[int, float]]:
         """Yield `n` tokens with their times, as `engines.Engine.decode` says.
 
-        A recorded step needs nothing of the host, so the next one is under way before a token is waited for. One that
-        Python drives would keep the token waiting instead.
+        A recorded step needs nothing from the host, so the next one is launched before the token is waited for. A step
+        that Python runs would delay the token instead.
         """
         cuda = self.device.type == "cuda"
         arrived = torch.zeros(n, dtype=torch.long, pin_memory=cuda)

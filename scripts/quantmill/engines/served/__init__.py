@@ -1,1 +1,1 @@
-"""What engines that are servers share: those that Quantmill starts, and those found at a URL."""
+"""Shared parts of engines that are servers: those that Quantmill starts, and those found at a URL."""

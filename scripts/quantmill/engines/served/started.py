@@ -1,10 +1,11 @@
-"""A server that Quantmill starts with the artifact, on this machine. Its module says its command line; everything else
+"""A server that Quantmill starts with the artifact, on this machine. Its module gives the command line; everything else
 is here."""
 
 import atexit
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -15,26 +16,26 @@ from typing import Any, ClassVar
 from quantmill.checkpoint import shards
 from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
-from quantmill.common.program import UserError
+from quantmill.common.program import PACKAGE, UserError
 from quantmill.engines.served.served import Served, vocabulary
 from quantmill.servers import lifecycle
+from quantmill.servers.endpoint import Endpoint
 
-MODEL = "quantmill"  # what requests call it
+MODEL = "quantmill"  # the model's name in requests
 
 
 class Started(Served):
-    """See `engines.Engine`. Options are those of the server's command line, in its words; `-` and `_` are the same."""
+    """See `engines.Engine`. Options are those of the server's command line; `-` and `_` mean the same."""
 
     capabilities = frozenset({"multi_gpu", "own_threads"})
-    options: ClassVar = None  # whatever its command line takes, but:
     ours: ClassVar[frozenset[str]] = frozenset()  # options that Quantmill sets itself
     model = MODEL
 
     def command(
         self, artifact: Path, device: str, threads: int, port: int, options: Mapping[str, Any]
     ) -> tuple[list[str], dict[str, str]]:
-        """The command line that serves the artifact on this port of the loopback interface, and what its environment
-        says besides. Raises `UserError` where it cannot."""
+        """Return the command line that serves the artifact on this port of the loopback interface, and further
+        environment variables. Raises `UserError` where the artifact cannot be served."""
         raise NotImplementedError
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
@@ -48,10 +49,10 @@ class Started(Served):
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
         self.threads = min(threads, len(theirs))
         self.argv, environment = self.command(artifact, device, self.threads, port, options)
-        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without this machine's places
+        said = redaction.of().text(" ".join(self.argv[1:]))  # for results: without paths of this machine
         self.arguments = said.replace(str(artifact.absolute()), artifact.name).replace(str(port), "PORT")
-        # by what is served and how, and by whom: the next run of the same finds a server that was left behind
-        name = f"{artifact.name}@{type(self).__module__.rpartition('.')[2]}"
+        # named by artifact, engine, options and process: the next such run finds a server that was left behind
+        name = f"{artifact.name}@{self.name}"
         settings = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
         folder = artifact.parent / ".servers"
         folder.mkdir(exist_ok=True)
@@ -68,7 +69,7 @@ class Started(Served):
             log=self.log,
             record=self.log.with_suffix(".json"),
             health=self.health,
-            environment=environment | self.environment,
+            environment={**environment, **self.environment},
             processors=theirs,
         )
         self.server = self.stack.enter_context(started)
@@ -79,19 +80,18 @@ class Started(Served):
 
     @classmethod
     def check_ours(cls, options: Mapping[str, Any]) -> None:
-        """Raises `UserError` for an option that Quantmill sets itself, also shortened, as argparse allows, and for one
-        that holds a secret: options stand in results."""
-        engine = cls.__module__.rpartition(".")[2].replace("_", "-")
+        """Raise `UserError` for an option that Quantmill sets itself, also if abbreviated, as argparse allows, and for
+        one that holds a secret: results show options."""
         secrets = redaction.of()
         for option, value in options.items():
             if any(name.startswith(option) for name in cls.ours):
-                raise UserError(f"engine {engine}: option {option!r} is Quantmill's own affair; leave it out")
+                raise UserError(f"engine {cls.name}: option {option!r} is set by Quantmill; remove it")
             if (isinstance(value, str) and redaction.is_secret(option)) or secrets.value(value) != value:
-                words = "holds a secret, and options stand in results; name it in the server's environment instead"
-                raise UserError(f"engine {engine}: option {option!r} {words}")
+                words = "holds a secret, and results show options; put it into the server's environment instead"
+                raise UserError(f"engine {cls.name}: option {option!r} {words}")
 
     def check(self) -> None:
-        """Raises `UserError` where the server has ended, or another one answers in its place."""
+        """Raise `UserError` where the server has ended, or another one answers in its place."""
         self.server.check()
 
     def processes(self) -> set[int]:
@@ -105,18 +105,66 @@ class Started(Served):
             shutil.rmtree(self.log.parent, ignore_errors=True)
 
 
+class Deployable(Started):
+    """A server whose users can start it as it was measured: what `make serve-command` and the card of a published
+    artifact print. Modules of such servers import nothing that only their environment has.
+
+    Attributes:
+        package: the key of its version in `versions()`.
+        program: what starts it where it is installed.
+        entrypoint: what starts it in its image, where the image itself starts something else.
+    """
+
+    package: ClassVar[str]
+    program: ClassVar[str]
+    entrypoint: ClassVar[str | None] = None
+
+    @staticmethod
+    def words(artifact: Path, place: Endpoint, cards: int, threads: int, options: Mapping[str, Any]) -> list[str]:
+        """Return the arguments of its program that serve the artifact there, on `cards` GPUs (0: a CPU)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def env(cards: int) -> str:
+        """Return the environment that has it."""
+        raise NotImplementedError
+
+    @classmethod
+    def image(cls, recorded: str | None, cards: int) -> tuple[str, str]:
+        """Return the container image of a recorded version (None: of the pinned one), and one line about it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def program_here(python: str) -> str:
+        """Return what starts it on this machine; `python` is its environment's."""
+        return python
+
+    @staticmethod
+    def variables(cards: int) -> dict[str, str]:
+        """Return the environment variables that it is started with."""
+        return {}
+
+
+def pin(file: str, package: str) -> str:
+    """Return the version of a package that a file of envs/ pins."""
+    path = PACKAGE.parents[1] / "envs" / file
+    found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, path
+    return found[1]
+
+
 def _runs(pid: str) -> bool:
-    """Whether a process of this machine has this number."""
+    """Return whether a process of this machine has this id."""
     return Path("/proc", pid).exists()
 
 
 def underscored(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options in the one spelling that settings have."""
+    """Return options with `_` in their names."""
     return {name.replace("-", "_"): value for name, value in options.items()}
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for what has parts."""
+    """Return options as a command line: `--max-num-seqs 64`, `--flag` and `--no-flag`, JSON for lists and mappings."""
     found = []
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -128,5 +176,5 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def python() -> list[str]:
-    """This environment's interpreter, for servers that are Python programs."""
+    """Return this environment's interpreter, for servers that are Python programs."""
     return [sys.executable]

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,14 +34,13 @@ def model(ids: list[int], noise: float = 0.0) -> np.ndarray:
 class Engine(engines.Engine):
     """See `engines.Engine`."""
 
-    options: ClassVar = {"step": float}
     capabilities = frozenset({"logits", "batches"})
     compute_type, modes, mode = "float32", ("fake",), "fake"
     stop_ids: tuple[int, ...] = ()
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        does = json.loads((artifact / "fake.json").read_text()) | options
-        self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0)
+    def __init__(self, artifact: Path, device: str, threads: int, step: float | None = None) -> None:
+        does = json.loads((artifact / "fake.json").read_text())
+        self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0) if step is None else step
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
         self.other_way, self.top = does.get("other_way"), does.get("top", 0)
         if "tells" in does:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from quantmill import engines
-from quantmill.client import client
+from quantmill.client import query
 from quantmill.client.checks import Counters
 from quantmill.engines.served.started import Started
 
@@ -38,11 +38,11 @@ class Engine(Started):
         return self.context
 
     def counters(self) -> Counters:
-        return Counters(**json.loads(client.get(self.target, "/metrics")))
+        return Counters(**json.loads(query.get(self.target, "/metrics")))
 
     def target_logprobs(self, ids: list[int]) -> engines.Targets:
         body = {"prompt": ids, "max_tokens": 1, "prompt_logprobs": VOCAB}
-        told = json.loads(client.ask(self.target, "/v1/completions", body))["prompt_logprobs"]
+        told = json.loads(query.ask(self.target, "/v1/completions", body))["prompt_logprobs"]
         rows = np.array(Model().rows(ids))
         likeliest = np.argsort(-rows, axis=1)
         return engines.Targets(np.array(told[1:]), likeliest, np.take_along_axis(rows, likeliest, axis=1))

@@ -1,7 +1,7 @@
-"""A server that somebody else runs, found at its URL. Its module says how it is spoken to; everything else is here.
+"""A server that its user runs, at a URL. `served.attached_servers` says how each is spoken to.
 
-Nobody but its owner can say what it serves and how it was started. So it is asked: for its models' names, its version,
-and a few tokens after a short prompt, which must be those of the artifact's tokenizer.
+It is asked for its models' names, its version, and a few tokens after a short prompt, which must be those of the
+artifact's tokenizer.
 """
 
 import os
@@ -9,53 +9,60 @@ import ssl
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from quantmill.checkpoint import gguf_file, shards
-from quantmill.client import client, stream, words
+from quantmill.checkpoint import shards
+from quantmill.client import client, query, stream, words
 from quantmill.client.dialects import Prompt
 from quantmill.client.text_prompts import Texts
 from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
 from quantmill.common.program import UserError, printable
 from quantmill.devices import listeners
+from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.engines.served.served import Contradiction, Objection, Served, vocabulary
-from quantmill.llamacpp import files
 from quantmill.servers import lifecycle
 
 PROBES = ("One, two, three, four, five", "Monday, Tuesday", "red, green and blue", "north, east, south and west")
 PROBE_TOKENS = 8
 
 
-class Attached(Served):
-    """See `serving.engine.Served`. Options: `url`; `model`, what the server calls it; `token_variable`, the environment
+class Engine(Served):
+    """See `engines.served.Served`. Options: `url`; `model`, the server's name of it; `token_variable`, the environment
     variable that holds its token; `authority`, a file of certificates to trust instead of the system's."""
 
     capabilities = frozenset({"own_threads", "batches", "multi_gpu"})
-    options: ClassVar = {"url": str, "model": str, "token_variable": str, "authority": str}
-    models: ClassVar[str] = "/v1/models"  # where its models' names are
-    version: ClassVar[tuple[str, str] | None] = None  # where its version is, and the key
-    takes_ids: ClassVar[bool] = True  # whether a prompt is ids, or text
-    cache_off: ClassVar[str] = "start it without a cache of prompts"
+    takes_ids: bool  # whether a prompt is ids, or text
     compute_type = "unknown"
     startup_s = None
-    proved = True  # whether it told of every prompt as how many ids it read it
+    proved = True  # whether it reported the number of ids of every prompt
 
-    def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        self.name = type(self).__module__.rpartition(".")[2].replace("_", "-")
-        if "url" not in options:
-            raise UserError(f"engine {self.name}: is a server that somebody else runs; say where with url")
+    def __init__(
+        self,
+        artifact: Path,
+        device: str,
+        threads: int,
+        url: str = "",
+        model: str | None = None,
+        token_variable: str | None = None,
+        authority: str | None = None,
+    ) -> None:
+        if not url:
+            raise UserError(f"engine {self.name}: needs the address of a running server; add url: http://HOST:PORT")
         self.artifact, self.threads = artifact, threads
+        self.server = SERVERS[self.name]
+        self.dialect, self.health, self.counted = self.server.dialect, self.server.health, self.server.counted
+        self.takes_ids, self.tells_ids = self.server.takes_ids, self.server.tells_ids
+        if self.server.likelihood:
+            self.capabilities |= {"target_logprobs"}
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
-        self.target = client.Target(
-            options["url"], token=_token(options.get("token_variable")), authority=_authority(options.get("authority"))
-        )
+        self.target = client.Target(url, token=_token(token_variable), authority=_authority(authority))
         self.check()
         answering = listeners.find(self.target.url)
         self.here = answering is not None and answering.place == "here"
         self.unknown = answering.unknown if answering else None
-        self.listed, self.model = self.find_model(options.get("model"))
+        self.listed, self.model = self.find_model(model)
         self.expected = Expected(vocabulary(config), self.model)
         self.probe()
 
@@ -65,12 +72,12 @@ class Attached(Served):
         return Texts(self.artifact)
 
     def find_model(self, wanted: str | None) -> tuple[bool, str]:
-        """Whether the server lists what it serves, and what it calls that. Raises `UserError` where it serves something
-        else, or several.
+        """Return whether the server lists its models, and its name of the model. Raises `UserError` where it serves
+        another one, or several.
 
-        Of a server that cannot list its models, the name is what the run says; then its answers must say it too."""
+        If a server cannot list its models, the run says the name, which its answers must then repeat."""
         try:
-            answer = lifecycle.attach(self.target, self.models)
+            answer = lifecycle.attach(self.target, self.server.models)
         except UserError:
             if wanted is None:
                 raise
@@ -81,7 +88,7 @@ class Attached(Served):
                 raise TypeError
         except stream.JSON_ERRORS:
             raise UserError(
-                f"{self.target.url}: {self.models} tells no models; is it a server of {self.name}?"
+                f"{self.target.url}: {self.server.models} lists no models; is it a server of {self.name}?"
             ) from None
         served = printable(", ".join(names)[:200]) or "nothing"
         if wanted is None and len(names) != 1:
@@ -93,12 +100,17 @@ class Attached(Served):
         return True, wanted or names[0]
 
     def names(self, answer: Any) -> list[Any]:
-        """What the server says that it serves, of its answer on the path `models`. Raises KeyError or TypeError where
-        it is none."""
+        """Return the models' names in the answer to the path `models`. Raises KeyError or TypeError where it holds
+        none."""
+        if self.server.named:
+            return [answer[self.server.named]]
         return [each["id"] for each in answer["data"]]
 
+    def more(self, n: int) -> dict[str, Any]:
+        return dict(self.server.more)
+
     def probe(self, number: int = 0) -> None:
-        """Ask for a few tokens, after a prompt of this number: one that was sent before may be kept. Raises `UserError`
+        """Ask for a few tokens after probe `number`; one that was sent before may be in a cache. Raises `UserError`
         where the server reads or writes other tokens than the artifact's tokenizer."""
         has_tokenizer = not self.takes_ids or (self.artifact / "tokenizer.json").is_file()
         ids = self.texts.encode(PROBES[number]) if has_tokenizer else list(range(2 + number, 10))
@@ -125,10 +137,10 @@ class Attached(Served):
                 raise Objection(f"{self.where()}: its server {said}: it does not ignore the end of sequence")
             if reply.tokens != n:
                 raise Contradiction(f"{self.where()}: its server wrote {reply.tokens} tokens where {n} were asked for")
-            self.proved &= bool(reply.usage) and reply.usage.prompt_tokens is not None
-            if reply.usage and reply.usage.cached_tokens:
+            self.proved &= reply.usage.prompt_tokens is not None
+            if reply.usage.cached_tokens:
                 said = f"{reply.usage.cached_tokens} tokens of a prompt came out of its cache"
-                raise Objection(f"{self.where()}: {said}; {self.cache_off}")
+                raise Objection(f"{self.where()}: {said}; {self.server.cache_off}")
         return replies
 
     def where(self) -> str:
@@ -138,41 +150,38 @@ class Attached(Served):
         lifecycle.attach(self.target, self.health)
 
     def processes(self) -> set[int]:
-        """Those that answer at its url, so that they are no interference; empty where they are not known."""
+        """Return the processes that answer at its url, which are not interference; none where they are not known."""
         found = listeners.find(self.target.url)
         return set(found.pids) if found else set()
 
     def weight_bytes(self) -> int | None:
-        """Of the artifact's files, where the server runs on this machine: they are compared with its bandwidth."""
-        if not self.here:
-            return None
-        if any(self.artifact.glob("*.gguf")):
-            return files.bytes_per_token(gguf_file.read_all(files.first(self.artifact)))
-        return shards.bytes_per_token(self.artifact) if any(self.artifact.glob("*.safetensors")) else None
+        """Return the bytes in the artifact's files, where the server runs on this machine, whose bandwidth they are
+        compared with."""
+        return super().weight_bytes() if self.here else None
 
     def versions(self) -> dict[str, str]:
         sent = "ids"
         if not self.takes_ids:
             others = len(self.texts.reread)
             sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
-        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its places
+        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its path
         told |= {} if self.takes_ids or self.proved else {"prompts' ids": "not told"}
         return told | ({listeners.DISTURBANCE: self.unknown} if self.unknown else {})
 
     def told_version(self) -> str:
-        """Its version; `unknown` where it does not tell."""
-        if self.version is None:
+        """Return its version; `unknown` where it does not report one."""
+        if self.server.version is None:
             return "unknown"
-        path, key = self.version
+        path, key = self.server.version
         try:
-            said = words.parse(client.get(self.target, path), redaction.of(self.target.token))[key]
-        except (client.Unreachable, *stream.JSON_ERRORS):
+            said = words.parse(query.get(self.target, path), redaction.of(self.target.token))[key]
+        except (query.Unreachable, *stream.JSON_ERRORS):
             return "unknown"
         return printable(said)[:100] if isinstance(said, str) else "unknown"
 
 
 def _token(variable: str | None) -> str | None:
-    """The token in an environment variable. Raises `UserError` where it is not set."""
+    """Return the token in an environment variable. Raises `UserError` where it is not set."""
     if variable is None:
         return None
     if not os.environ.get(variable):
@@ -181,7 +190,7 @@ def _token(variable: str | None) -> str | None:
 
 
 def _authority(file: str | None) -> Path | None:
-    """A file of certificates. Raises `UserError` where it holds none."""
+    """Return a file of certificates. Raises `UserError` where it holds none."""
     if file is None:
         return None
     try:

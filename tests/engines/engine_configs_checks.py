@@ -1,6 +1,6 @@
 """Run in envs/torch: the transformers engine on an artifact whose config.json was changed; a line of JSON for each.
 
-python tests/engines/engine_config_checks.py ARTIFACT WORK < CHANGES.json
+python tests/engines/engine_configs_checks.py ARTIFACT WORK < CHANGES.json
 """
 
 import json

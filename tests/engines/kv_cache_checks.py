@@ -1,6 +1,6 @@
 """Run in envs/llama_cpp: mean divergence from a key-value cache of float32, by position, as JSON.
 
-python tests/engines/kv_checks.py ARTIFACT EVALUATION
+python tests/engines/kv_cache_checks.py ARTIFACT EVALUATION
 """
 
 import json
