@@ -101,9 +101,6 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     recorded = versions.get(kind.package)
     threads = re.search(r"--threads (\d+)", versions.get("arguments", ""))
     processors = int(threads[1]) if threads else len(lifecycle.divide_processors()[1])
-    package, install = SERVERS[cell["engine"]]
-    recorded = versions.get(package)
-    server = install(None if recorded == "unknown" else recorded, gpus)
 
     given = json.loads(json.dumps(cell["options"], sort_keys=True))  # in the order that jobs are given them
     options, paths = local(underscored(given))
@@ -121,7 +118,7 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     deployed = Deployment(image, kind.entrypoint, words(MODEL), environment, folders, gpus)
     line = command_line(kind.program_here(python), words(str(artifact.absolute())), environment)
     return f"""\
-# {name}: {printable(server.about)}
+# {name}: {printable(what)}
 # {measured}
 
 # command line

@@ -203,12 +203,6 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     devices.add_arguments(arguments)
 
 
-def add_device_arguments(arguments: argparse.ArgumentParser) -> None:
-    """Add the arguments of programs that calculate."""
-    arguments.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    arguments.add_argument("--threads", type=int, default=cpu.available_threads(), help="CPU threads at most")
-
-
 def parse_options(text: str) -> dict[str, Any]:
     """Parse an engine's options. Raises `UserError` unless they are a JSON object."""
     try:

@@ -197,16 +197,18 @@ def check_registry(
         if module not in modules:
             raise ConfigError(f"engine {name!r}: scripts/quantmill/engines/{module}.py is missing")
     for name, format in formats.items():
-        where, engine = f"format {name!r}", format.engine
+        where = f"format {name!r}"
         if not re.fullmatch(NAME, name):
             raise ConfigError(f"{where}: a name is small letters, digits, '.', '_' and '-'; rename it")
         if len(name) > MAX_NAME:
             raise ConfigError(f"{where}: a name has at most {MAX_NAME} letters; rename it")
         check_known(f"{where}: the pins of its environment, envs/{format.env}.txt, are missing", format.env, envs)
-        check_known(f"{where}: no file registers its engine {engine!r}", engine, engines)
+        check_known(f"{where}: no file registers its engine {format.engine!r}", format.engine, engines)
         check_known(f"{where}: there is no layout {format.layout!r}", format.layout, layouts)
-        loads = engines[engine].loads
-        check_known(f"{where}: its engine {engine} does not load the layout {format.layout!r}", format.layout, loads)
+        loads = engines[format.engine].loads
+        check_known(
+            f"{where}: its engine {format.engine} does not load the layout {format.layout!r}", format.layout, loads
+        )
         check_known(f"{where}: there is no program {format.program!r}", format.program, programs)
 
 
