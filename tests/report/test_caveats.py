@@ -1,5 +1,6 @@
 """What qualifies a row's figures: disturbance, the device's bandwidth, loops in its texts, and the warnings."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from conftest import REPO
 from whole_results import cell, edit, window_losses
 
-from quantmill.report import axes, caveats, repetition, results
+from quantmill.report import axes, caveats, pareto, repetition, results
 
 CONFIG = {"reference": "reference", "models": {"m": {}}}
 
@@ -33,18 +34,64 @@ def manifest(made: dict[str, Any], **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_disturbed_row_neither_dominates_nor_is_dominated_and_its_place_says_why(tmp_path: Path) -> None:
-    cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5)}
+def test_a_disturbed_speed_is_a_lower_bound_on_the_front(tmp_path: Path) -> None:
+    cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5), "better": (1, -5)}
     made = {name: cell(tmp_path, name, rate, window_losses(extra)) for name, (rate, extra) in cells.items()}
     rows = collect(*(disturb(each) if name.startswith("loud") else each for name, each in made.items()))
     assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
-        "reference": (True, []),  # which the disturbed 90 tokens/s would dominate
-        "slow": (False, ["reference"]),
-        "loud-fast": (None, None),
-        "loud-slow": (None, None),
+        "reference": (False, ["loud-fast"]),  # which is at least 81 tokens/s
+        "slow": (False, ["reference", "loud-fast"]),
+        "loud-fast": (True, []),
+        "loud-slow": (None, None),  # in truth it may be the fastest
+        "better": (True, []),
     }
-    assert "disturbed" in rows["loud-slow"]["missing"]["pareto"]
-    assert "measure it again" in rows["loud-fast"]["missing"]["pareto"]
+    assert rows["loud-slow"]["missing"]["pareto"] == (
+        "its speed was disturbed, so it is a lower bound, and leaves open whether it is on the front: as measured, "
+        "reference, slow, loud-fast, better would dominate it; measure it again"
+    )
+
+
+def test_where_every_speed_was_disturbed_there_is_no_front(tmp_path: Path) -> None:
+    rows = collect(*(disturb(cell(tmp_path, name, rate, None)) for name, rate in (("reference", 10), ("fast", 90))))
+    assert {row["pareto"] for row in rows.values()} == {None}
+    made = [disturb(cell(tmp_path, f"scored {rate}", rate, window_losses(0))) for rate in (10, 90)]
+    rows = collect(*made)
+    assert [row["missing"]["pareto"] for row in rows.values()] == [pareto.ALL_DISTURBED] * 2
+
+
+def way(made: dict[str, Any], mode: str, engine: str = "fake", **others: Any) -> dict[str, Any]:
+    edit(made["latency"], lambda content: content.update(mode=mode, engine=engine, **others))
+    return made | {"engine": engine}
+
+
+def test_a_front_rests_on_deployed_speeds_unless_the_study_asks(tmp_path: Path) -> None:
+    base = cell(tmp_path, "reference", 10, window_losses(0))
+    generated = json.loads(Path(base["latency"]).read_text())["summary"]
+    others = [{"mode": "generate", "refused": None, "summary": generated}]
+    cells = [
+        base,
+        way(cell(tmp_path, "captured", 90, window_losses(0)), "captured"),
+        way(cell(tmp_path, "both", 90, window_losses(0)), "captured", other_modes=others),
+        way(cell(tmp_path, "own", 900, window_losses(0)), "compiled", "quantmill-tvm"),
+    ]
+    rows = collect(*cells)
+    assert {name: row["deployed_tokens_per_second"] for name, row in rows.items()} == {
+        "reference": 10,
+        "captured": None,
+        "both": 10,
+        "own": None,
+    }
+    assert rows["captured"]["missing"]["pareto"] == ("decoded by Quantmill's CUDA graph; set latency.decode: generate")
+    assert rows["own"]["missing"]["deployed_tokens_per_second"] == "MLC-LLM was not run; docs/MLC.md says how"
+    assert {name: row["pareto"] for name, row in rows.items()} == {
+        "reference": True,
+        "captured": None,
+        "both": True,
+        "own": None,
+    }
+    asked = results.collect({"config": CONFIG | {"rank_own_speeds": True}, "cells": cells, "options": ""})["rows"]
+    assert [row["deployed_tokens_per_second"] for row in asked] == [10, 90, 90, 900]
+    assert [row["pareto"] for row in asked] == [False, False, False, True]
 
 
 def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[str, Any]:
@@ -147,46 +194,39 @@ STAYS = [*range(100, 150), *[1, 2] * 30]  # a loop from token 51 on
 LEAVES = list(range(110))
 
 
-def test_a_row_says_after_how_many_prompts_it_loops_and_whether_the_reference_does_too(tmp_path: Path) -> None:
-    late = [*range(100, 160), *[9] * 50]
-    rows = collect(
-        outputs(cell(tmp_path, "reference", 10, window_losses(0)), STAYS, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "habit", 10, window_losses(0)), late, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "own", 10, window_losses(0)), late, STAYS, LEAVES),
-        outputs(cell(tmp_path, "none", 10, window_losses(0)), LEAVES, LEAVES, LEAVES),
-    )
-    assert rows["own"]["degenerate"] == {
-        "prompts": 2,
-        "of": 3,
-        "first_token": 51,
-        "loops": [
-            {"prompt": 1, "token": 61, "period": 1, "reference_too": True},
-            {"prompt": 2, "token": 51, "period": 2, "reference_too": False},
-        ],
-    }
-    assert rows["none"]["degenerate"] == {"prompts": 0, "of": 3, "first_token": None, "loops": []}
-    assert {name: row["warnings"] for name, row in rows.items()} == {
-        "reference": [
-            "falls into a loop after 1 of 3 prompts, from token 51 on; decoded greedily, many small models do"
-        ],
-        "habit": [
-            "falls into a loop after 1 of 3 prompts, from token 61 on; reference does after the same prompt: the "
-            "model's own habit"
-        ],
+def looping(folder: Path, name: str, loops: int) -> dict[str, Any]:
+    """A row of nine prompts; it loops after the first `loops` of them."""
+    return outputs(cell(folder, name, 10, window_losses(0)), *[STAYS] * loops, *[LEAVES] * (9 - loops))
+
+
+def test_a_row_that_loops_significantly_more_often_than_its_reference_is_marked(tmp_path: Path) -> None:
+    loops = {"reference": 1, "habit": 1, "chance": 4, "own": 5, "none": 0}
+    rows = collect(*(looping(tmp_path, name, count) for name, count in loops.items()))
+    found = rows["own"]["degenerate"]
+    assert (found["prompts"], found["of"], found["first_token"]) == (5, 9, 51)
+    assert found["loops"][:2] == [
+        {"prompt": 1, "token": 51, "period": 2, "reference_too": True},
+        {"prompt": 2, "token": 51, "period": 2, "reference_too": False},
+    ]
+    # McNemar's test rejects at 4 against 0, not at 3 against 0: (b - c)^2 > 1.96^2 (b + c)
+    assert found["reference"]["prompts"] == 1 and found["reference"]["difference_low"] > 0
+    assert rows["chance"]["degenerate"]["reference"]["difference_low"] < 0
+    assert rows["none"]["degenerate"]["loops"] == []
+    assert {name: row["warnings"] for name, row in rows.items() if row["warnings"]} == {
         "own": [
-            "falls into a loop after 2 of 3 prompts, from token 51 on at the earliest; reference does after 1 of these"
-        ],
-        "none": [],
+            "falls into a loop after 5 of 9 prompts, reference after 1 (95% interval of the difference +1% to +73%)"
+        ]
     }
-    counted = {name: len(caveats.for_verdict(row)) for name, row in rows.items()}
-    assert counted == {"reference": 0, "habit": 0, "own": 1, "none": 0}
+    assert caveats.habits(list(rows.values()), "reference") == [
+        "m, decoded greedily, falls into a loop after 1 of 9 prompts in reference too; only formats that do so "
+        "significantly more often are marked."
+    ]
 
 
-def test_without_the_references_texts_a_loop_is_nobodys_habit(tmp_path: Path) -> None:
+def test_without_the_references_texts_a_loop_is_a_warning(tmp_path: Path) -> None:
     row = collect(outputs(cell(tmp_path, "alone", 10, None), STAYS))["alone"]
     assert row["degenerate"]["loops"][0]["reference_too"] is None
-    assert row["warnings"] == ["falls into a loop after 1 of 1 prompts, from token 51 on"]
-    assert caveats.for_verdict(row) == row["warnings"]
+    assert row["warnings"] == ["falls into a loop after 1 of 1 prompts; there is no reference to compare with"]
 
 
 def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_path: Path) -> None:
@@ -258,13 +298,8 @@ def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsew
     assert sizes == {"gptq": 64, "awq": 128, "other": None, "old": None}
     assert {name for name, row in rows.items() if "group_size" in row["missing"]} == {"other", "old"}
     results.write_csv(tmp_path / "r.csv", list(rows.values()))
-    assert [line.rsplit(",", 1)[1] for line in (tmp_path / "r.csv").read_text().splitlines()] == [
-        "group_size",
-        "64",
-        "128",
-        "",
-        "",
-    ]
+    with (tmp_path / "r.csv").open() as file:
+        assert [line["group_size"] for line in csv.DictReader(file)] == ["64", "128", "", ""]
 
 
 @pytest.mark.parametrize("text", ["evaluation", "prompts", "calibration"])

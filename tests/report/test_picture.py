@@ -12,7 +12,6 @@ from conftest import REPO
 
 from quantmill.report import axes
 from quantmill.report.label_placement import Box, LabelPosition, hidden, places
-from quantmill.report.results import upgrade
 
 SIZE = (820.0, 520.0)
 POINT = 6.0  # pixels from a point's middle to its rim
@@ -21,7 +20,7 @@ PAIR = ("perplexity_loss", "bits_per_weight")
 
 def rows(run: str) -> list[dict[str, Any]]:
     """The rows of recorded results, as plots take them."""
-    return axes.points(upgrade(json.loads((REPO / run / "results.json").read_text()))["rows"])
+    return axes.points(json.loads((REPO / run / "results.json").read_text())["rows"])
 
 
 def row(format: str, size: float | None, loss: float | None, model: str = "m", **more: Any) -> dict[str, Any]:

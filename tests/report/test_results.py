@@ -153,7 +153,7 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
         Path(made[text]).write_text('{"text_sha256": "x"}')
     edit(made["noise_floor"], lambda floor: floor["protocol"].update(text_sha256="x"))
     config = {"latency": {"new_tokens": 2, "decode": "captured"}, "perplexity": "gptq-2048"}
-    row = results.row(made, config)
+    row = results.make_row(made, config)
     assert (row["tokens_per_second"], row["perplexity"]) == (10, 2)
     why = f"was measured with another {edited}; run again"
     if edited == "another build":
@@ -166,7 +166,7 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
         Path(made[edited.split()[0]]).write_text('{"text_sha256": "of another one"}')
     else:
         config |= {"perplexity": "llamacpp-512"} if edited == "perplexity" else {"latency": {"new_tokens": 3}}
-    row = results.row(made, config)
+    row = results.make_row(made, config)
     for name in ("tokens_per_second", "perplexity"):
         assert (row[name] is None) == (name in lost)
         assert row["missing"].get(name) == (why if name in lost else None)
@@ -176,12 +176,12 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
 def test_what_was_still_to_be_made_again_is_no_figure_of_the_row(tmp_path: Path) -> None:
     """It is there, and of the artifact that is there."""
     made = cell(tmp_path, "reference", 10, window_losses(0))
-    assert results.row(made, {})["tokens_per_second"] == 10
-    row = results.row(made | {"outdated": ["latency"]}, {})
+    assert results.make_row(made, {})["tokens_per_second"] == 10
+    row = results.make_row(made | {"outdated": ["latency"]}, {})
     assert (row["tokens_per_second"], row["perplexity"]) == (None, 2)
-    assert results.failures(row) == ["is of before the last edit; run again"]
+    assert results.failures(row) == ["is older than the last edit; run again"]
     Path(made["logs"]["latency"][0]).write_text("error: the card fell off\n")
-    assert results.failures(results.row(made | {"outdated": ["latency"]}, {})) == ["failed: the card fell off"]
+    assert results.failures(results.make_row(made | {"outdated": ["latency"]}, {})) == ["failed: the card fell off"]
 
 
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_disturbed_a_measurement_marks_its_row(tmp_path: Path) -> None:
     speed["summary"]["joules_per_token"] = None
     path.write_text(json.dumps(speed))
     row = collect(tmp_path, each)["noisy"]
-    assert row["missing"]["joules_per_token"].startswith("the device does not tell its energy")
+    assert row["missing"]["joules_per_token"].startswith("the device does not report its energy")
     results.write_csv(tmp_path / "r.csv", [row])
     with (tmp_path / "r.csv").open() as file:
         (line,) = csv.DictReader(file)
@@ -240,7 +240,8 @@ def test_columns_are_those_of_the_contract() -> None:
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
         "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_s,joules_per_token,interference,"
         "kld_lower_bound,kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
-        "nll_difference_high,nll_verdict,group_size"
+        "nll_difference_high,nll_verdict,group_size,deployed_tokens_per_second,deployed_tokens_per_second_low,"
+        "deployed_tokens_per_second_high"
     )
 
 
@@ -249,7 +250,7 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
     path = Path(each["latency"])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics_version": METRICS_VERSION + 1}))
     with pytest.raises(UserError, match="measure again"):
-        results.row(each, {})
+        results.make_row(each, {})
 
 
 @pytest.mark.parametrize(

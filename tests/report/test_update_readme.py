@@ -144,7 +144,7 @@ def test_a_quote_that_cannot_be_read_is_one_line(folder: Path, quote: str) -> No
     result = update(folder)
     assert result.returncode == 1
     assert result.stderr.startswith("error: <!-- results/demo fp16") and result.stderr.count("\n") == 1
-    assert "is no quote" in result.stderr
+    assert "is not a quote" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -290,4 +290,7 @@ def test_a_text_of_the_hub_is_called_by_its_data_set() -> None:
         ({"hub": "acme/wiki", "file": "a/test.parquet"}, "acme/wiki/a/test.parquet"),
     ):
         config = {"models": {"m": {"texts": {"evaluation": text}}}}
-        assert page_header.text(row, config) == f"{said} (SHA-256 abababab), 1,000 tokens scored"
+        assert (
+            page_header.text(row, row["protocol"]["quality"], config)
+            == f"{said} (SHA-256 abababab), 1,000 tokens scored"
+        )

@@ -207,7 +207,7 @@ def evaluations(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) ->
                 "dataset_args": {"file": hub["file"]} if hub else None,
             }
             found += [result(row, columns[name], dataset, said) for name in QUALITIES if row[name] is not None]
-        if latency and not row["interference"]:
+        if latency and not row["interference"] and row["deployed_tokens_per_second"] == row["tokens_per_second"]:
             said = {"device": row["device"]} | {key: latency[key] for key in OF_SPEED if key in latency}
             hashed = latency.get("prompts_sha256", "")
             dataset = {"dataset_type": "prompts", "dataset_name": f"prompts (SHA-256 {hashed[:16]})"}

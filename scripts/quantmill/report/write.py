@@ -18,14 +18,17 @@ from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser, printable
 from quantmill.report import axes, drawing, loads, page, parquet, results, tasks
 from quantmill.report.load_columns import LOAD_COLUMNS
+from quantmill.report.rows import Study
 
 LONG_AGO = 1.0  # seconds since 1970
 
 
 @contextmanager
 def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
-    """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
-    of, so that Snakemake takes it for still to be made."""
+    """Yield a path to write a file to, which gets its final name when it is whole.
+
+    `old`: date it before all that it is made of, so that Snakemake still has it to make.
+    """
     with write_atomically(path) as partial:
         yield partial
         if old:
@@ -40,7 +43,7 @@ def main() -> None:
         "--incomplete",
         action="store_true",
         help="jobs failed: name them; standard input is a JSON list of the files that were still to be made, which may "
-        "be there of before an edit; date the files before what they are made of",
+        "exist from before an edit; date the files before what they are made of",
     )
     arguments.add_argument(
         "--running",
@@ -50,11 +53,14 @@ def main() -> None:
     options = arguments.parse_args()
     dst, old = options.dst, options.incomplete or options.running
 
-    study = json.loads(options.study.read_text(encoding="utf-8"))
+    study: Study = json.loads(options.study.read_text(encoding="utf-8"))
     to_come = set(json.load(sys.stdin)) if old else set()
     for cell in study["cells"]:
         parts = [name for name in (*results.PARTS, "loads", "tasks") if cell.get(name) in to_come]
-        cell["pending" if options.running else "outdated"] = parts
+        if options.running:
+            cell["pending"] = parts
+        else:
+            cell["outdated"] = parts
     collected = results.collect(study)
     rows = collected["rows"]
     if served := loads.collect(study, rows):
@@ -72,7 +78,7 @@ def main() -> None:
     with publish_file(dst / "results.json", old=old) as partial:
         partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
     with publish_file(dst / "results.parquet", old=old) as partial:
-        parquet.write(partial, collected | {"rows": wide}, manifest.sha256(dst / "results.json"), table)
+        parquet.write(partial, {**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table)
     with publish_file(dst / "quality-speed.svg", old=old) as partial:
         partial.write_text(drawn.svg, encoding="utf-8")
     with publish_file(dst / "quality-size.svg", old=old) as partial:
