@@ -100,6 +100,7 @@ lint: $(BOOTSTRAP)
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
 	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -147,6 +148,7 @@ readme:
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
 	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

@@ -20,13 +20,13 @@ report: "captions/workflow.rst"
 
 
 def configfiles():
-    """The options that name this study again; none for the demo."""
+    """Return the options that name this study again; none for the demo."""
     files = [shlex.quote(os.path.relpath(file)) for file in workflow.configfiles]
     return f"--configfile {' '.join(files)} " if workflow.overwrite_configfiles else ""
 
 
 def logs(cell):
-    """Where each result of a cell says why it failed: the logs of what it is made from, upstream first."""
+    """Return the logs that say why a part of a cell failed: those of what it is made from, upstream first."""
     folder, format = f"artifacts/logs/{cell.model}", FORMATS.get(format_of(cell.artifact))
     made = [
         "source",
@@ -58,13 +58,13 @@ def logs(cell):
 
 
 def absent(cell):
-    """Why parts of a row are not measured at all."""
+    """Return why parts of a row are not measured at all."""
     quality = {} if has_quality(cell.model) else dict.fromkeys(("quality", "noise_floor", "tasks"), RANDOM)
     return quality | ({} if has_speed(cell) else {"latency": ENGINES[cell.engine].no_speed})
 
 
 def rows():
-    """The rows of the report: where each cell's results are, or why it has none."""
+    """Return the cells of study.json: the paths of their results, or why there are none."""
     return [
         {
             "model": cell.model,
@@ -168,7 +168,7 @@ rule page:
 
 
 def can_report():
-    """Whether the page of what is there can be made: only where study.json is this study's, and the tools are built."""
+    """Return whether the page can be made already: study.json is this study's, and the tools are built."""
     study = Path(rules.study.output[0])
     return (
         study.exists()
@@ -178,25 +178,25 @@ def can_report():
 
 
 def report_command(option):
-    """Makes the page of what is there. Its files are dated before all that they are made of, so that Snakemake still
-    has the page to make."""
+    """Return the command that makes the page of what is there. It dates its files before their inputs, so that Snakemake
+    still has the page to make."""
     study = Path(rules.study.output[0])
     return [python("tools"), *program("report.write").command, option, study, study.parent]
 
 
 def files_to_come():
-    """What this run has still to make."""
+    """Return the files that this run has still to make."""
     return [str(file) for job in workflow.dag.needrun_jobs() for file in job.output]
 
 
 def asked_for_page(**finished):
-    """Whether this run is to make the page, or with exclude_finished=False has made it."""
+    """Return whether this run is to make the page, or with exclude_finished=False has made it."""
     return any(job.rule.name == "page" for job in workflow.dag.needrun_jobs(**finished))
 
 
 def report_while_running():
-    """Make the page whenever a row becomes whole. Only where all jobs run on this machine: elsewhere nobody can know
-    that no measurement runs."""
+    """Make the page whenever a row becomes complete, if all jobs run on this machine: elsewhere it is not known whether a
+    measurement runs."""
     if not asked_for_page() or workflow.touch:
         return
     if workflow.local_exec:
@@ -207,8 +207,7 @@ def report_while_running():
 
 
 def report_the_rest():
-    """After a failure, make the report of what was measured; what is missing says why. Only where this run was to make
-    it."""
+    """After a failure, make the report of what was measured, if this run was to make it. Missing figures say why."""
     for page in [each for each in logger.handlers if isinstance(each, LivePage)]:
         page.wait()  # two cannot write the same files
     if asked_for_page() and can_report():
@@ -219,7 +218,7 @@ def report_the_rest():
 
 
 def summarise_report():
-    """Say in the terminal what was found, where this run made the page."""
+    """Print the findings in the terminal, if this run made the page."""
     if asked_for_page(exclude_finished=False) and not workflow.touch:
         results = json.loads(Path(rules.page.output.json).read_text())
         logger.info(summary.text(results, rules.page.output.page), extra={"summary": True})

@@ -1,4 +1,4 @@
-"""What somebody who sees the page for the first time finds, at a desk and on a telephone; figures are conftest.py's."""
+"""The page for a first reader, at a desk and on a telephone; figures are conftest.py's."""
 
 import itertools
 import json

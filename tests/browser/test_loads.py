@@ -1,4 +1,4 @@
-"""What the page says of servers under load: who serves how many users, plots, the table, why figures are refused."""
+"""Servers under load on the page: users that they serve, plots, the table, refused figures."""
 
 import json
 import re
@@ -175,7 +175,7 @@ def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path:
 
 
 def test_two_runs_have_the_limits_of_the_one_with_loads(tmp_path: Path, visit: Callable) -> None:
-    """Where neither has any, every load is within them."""
+    """If neither has any, every load is within them."""
     cell = write_cell(tmp_path, "m", "reference", 9, 1, 10**6, [[1]], seen=False)
     bare = build(tmp_path / "bare", ["m"], [cell])
     served = build(tmp_path / "served", ["m"], [serve(cell, "server", [load(8, 900, 20, 10)])], loads=SERVING)

@@ -1,4 +1,4 @@
-"""What a reader does with the page, in a real Chromium: the figures behind it are those of conftest.py."""
+"""Actions of a reader on the page, in a real Chromium; its figures are those of conftest.py."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def column(page: Page, name: str) -> list[str]:
 
 
 def answer(page: Page, button: Locator) -> str:
-    """What a click on a question says; a second click takes it away."""
+    """Return what a click on a question says; a second click closes it."""
     button.click()
     expect(button).to_have_attribute("aria-expanded", "true")
     said = page.locator("#explanation").inner_text()
@@ -188,7 +188,7 @@ def test_axes_can_be_chosen_and_points_say_what_they_are(study: Path, visit: Vis
     expect(ticks).to_have_count(6)  # a row each
     page.select_option("#quality", "top1_agreement")
     page.select_option("#cost", "size_bytes")
-    expect(plot).to_contain_text("same first choice as the reference (more is better)")
+    expect(plot).to_contain_text("top-1 agreement with the reference (more is better)")
     expect(plot).to_contain_text("size, bytes (less is better)")
     expect(page.locator("#rooflines-label")).to_be_hidden()
     page.select_option("#quality", "perplexity")

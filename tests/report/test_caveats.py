@@ -1,4 +1,4 @@
-"""What qualifies a row's figures: disturbance, the device's bandwidth, loops in its texts, and the warnings."""
+"""Disturbance, deployed speeds, the device's bandwidth, loops in texts, and warnings of a row."""
 
 import csv
 import json
@@ -195,7 +195,7 @@ LEAVES = list(range(110))
 
 
 def looping(folder: Path, name: str, loops: int) -> dict[str, Any]:
-    """A row of nine prompts; it loops after the first `loops` of them."""
+    """Make a row of nine prompts that loops after the first `loops` of them."""
     return outputs(cell(folder, name, 10, window_losses(0)), *[STAYS] * loops, *[LEAVES] * (9 - loops))
 
 

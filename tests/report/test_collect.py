@@ -33,12 +33,12 @@ def recorded() -> Results:
 
 
 def part(content: Results, *formats: str) -> Results:
-    """The rows of these formats, as of a study of their own."""
+    """Return the rows of these formats as a study of their own."""
     return copy.deepcopy(content | {"rows": [row for row in content["rows"] if row["format"] in formats]})
 
 
 def rows(merged: Results) -> dict[str, dict[str, Any]]:
-    """The rows by label; of several with one label the last."""
+    """Return the rows by label; of several with one label the last."""
     return {label(row): row for row in merged["rows"]}
 
 

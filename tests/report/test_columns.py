@@ -41,7 +41,7 @@ def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
-    """The report of a study by a program that has one more column."""
+    """Make the report of a study by a program that has one more column."""
     cells = [
         whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
         whole_cell(tmp_path, "other", 20.0, window_losses(1)),
@@ -123,7 +123,7 @@ def test_every_judge_of_the_table_is_there_and_knows_which_way_is_better() -> No
 
 
 def run_of(made: dict[str, Any], run: str, format: str, **more: Any) -> dict[str, Any]:
-    """A cell as another run of a format."""
+    """Return a cell as another run of a format."""
     for path in (made["latency"], made["quality"]):
         edit(path, lambda content: content.update(more))
     return made | {"format": format, "run": run} | more

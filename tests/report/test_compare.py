@@ -1,4 +1,4 @@
-"""What report.compare calls a regression and what it does not, against changes that were put in."""
+"""Regressions and other changes that report.compare finds, against changes that were put in."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What stands in place of the plots where they cannot be drawn."""
+"""Texts in place of plots that cannot be drawn."""
 
 import resource
 from collections.abc import Callable

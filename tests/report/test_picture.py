@@ -19,7 +19,7 @@ PAIR = ("perplexity_loss", "bits_per_weight")
 
 
 def rows(run: str) -> list[dict[str, Any]]:
-    """The rows of recorded results, as plots take them."""
+    """Return the rows of recorded results, as plots take them."""
     return axes.points(json.loads((REPO / run / "results.json").read_text())["rows"])
 
 

@@ -22,7 +22,7 @@ DESCRIBED = {name: SCHEMA["$defs"]["row"]["properties"][name] for name in UNITS}
 
 
 def errors(content: Any) -> list[str]:
-    """What the schema says against a results.json."""
+    """Return the schema's errors of a results.json."""
     found = jsonschema.Draft202012Validator(SCHEMA).iter_errors(content)
     return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in found]
 
@@ -48,7 +48,7 @@ def test_its_columns_are_those_of_results_csv_in_order_with_their_units() -> Non
     row = SCHEMA["$defs"]["row"]
     assert list(row["properties"])[: len(UNITS)] == list(UNITS)
     assert {name: column.get("unit", "") for name, column in DESCRIBED.items()} == UNITS
-    assert set(row["required"]) == set(row["properties"]) == set(Row.__annotations__)
+    assert set(row["required"]) == set(row["properties"]) >= set(Row.__annotations__)
 
 
 @pytest.mark.parametrize("name", list(UNITS))

@@ -17,7 +17,7 @@ Change = Callable[[Run], object]
 
 
 def row(content: Run) -> dict[str, Any]:
-    """A row with a speed and a quality."""
+    """Return a row with a speed and a quality."""
     return content["rows"][1]
 
 

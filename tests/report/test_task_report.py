@@ -21,7 +21,7 @@ OTHER = [0] * 15 + [1] * 45 + [1] * 3 + [0] * 37
 
 
 def result(correct: list[int], changed: int = 0, **more: Any) -> dict[str, Any]:
-    """What a result file says of a task with two choices and documents whose answer is always the first."""
+    """Return the result of a task with two choices and documents whose answer is always the first."""
     answers = [0 if each else 1 for each in correct]
     answers[-changed or len(answers) :] = [2] * changed
     scores = [[-1.0, -2.0 - number / 100, -3.0] for number in range(len(correct))]
@@ -35,7 +35,7 @@ def result(correct: list[int], changed: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def pages(extra: float) -> dict[str, Any]:
-    """The same of a task that rolls over ten texts of 50 words, `extra` nats more each."""
+    """Return the result of a task that rolls over ten texts of 50 words, `extra` nats more each."""
     part = result([1])["tasks"]["quiz"] | {
         "output_type": "loglikelihood_rolling",
         "documents": 10,
@@ -49,7 +49,7 @@ def pages(extra: float) -> dict[str, Any]:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A study of cells by name, of which each has results of tasks, or a reason why its file is not there."""
+    """Make a study of cells by name, each with results of tasks, or a reason why its file is missing."""
 
     def make(**found: Any) -> dict[str, Any]:
         cells = []

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results/demo: by make readme -->\n", "<!-- end -->\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the recorded demo and a page that has its markers."""
+    """Make a folder with the recorded demo and a page that has its markers."""
     shutil.copytree(REPO / "results/demo", tmp_path / "results/demo")
     (tmp_path / "page.md").write_text(f"before\n{BEGIN}{END}after\n")
     return tmp_path
@@ -32,7 +32,7 @@ def update(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """The cells of the page's table, its heading first."""
+    """Return the cells of the page's table, its heading first."""
     lines = (folder / "page.md").read_text().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 

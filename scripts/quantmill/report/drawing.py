@@ -14,7 +14,7 @@ BLANK = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLC
 
 @dataclass(frozen=True)
 class Drawing:
-    """What could be drawn: `plots`, `details` and `loads` are Vega specifications by name, `vega` the program that
+    """Plots and pictures: `plots`, `details` and `loads` are Vega specifications by name, `vega` the program that
     draws them, `svg` and `png` the picture of speeds, `sizes` that of sizes. If nothing could, `refused` says why, in
     the pictures' place too; the PNG is blank."""
 

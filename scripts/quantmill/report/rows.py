@@ -1,6 +1,6 @@
-"""Rows of results.json, with the names and types of their fields, and cells of study.json, of which they are made.
+"""Rows of results.json, and cells of study.json, of which they are made: names and types of their fields.
 
-At run time they are the JSON itself. Fields of `Row` that no column describes are described in results.schema.json.
+At run time they are the JSON itself, which results.schema.json describes. `value_of` reads any column by its name.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ class Loop(TypedDict):
 
 
 class AgainstReference(TypedDict):
-    """How many prompts the reference loops after, and the paired 95% interval of the difference of the shares."""
+    """Prompts after which the reference loops, and the paired 95% interval of the difference of the shares."""
 
     prompts: int
     difference_low: float
@@ -124,7 +124,7 @@ class Bandwidth(TypedDict):
 
 
 class Row(TypedDict):
-    """A row: first the columns of results.csv, then what the page and comparisons need beyond them."""
+    """The fields of a row that code names: first columns of results.csv, then what goes beyond them."""
 
     model: str
     format: str
@@ -134,30 +134,15 @@ class Row(TypedDict):
     bits_per_weight: float | None
     size_bytes: int | None
     perplexity: float | None
-    perplexity_low: float | None
-    perplexity_high: float | None
     kld_mean: float | None
-    kld_median: float | None
-    kld_p99: float | None
-    top1_agreement: float | None
-    ttft_ms_p50: float | None
-    tpot_ms_p50: float | None
-    tpot_ms_p99: float | None
     tokens_per_second: float | None
     tokens_per_second_low: float | None
     tokens_per_second_high: float | None
-    peak_memory_bytes: int | None
     bandwidth_fraction: float | None
     pareto: bool | None
-    build_s: float | None
-    joules_per_token: float | None
     interference: list[str] | None
     kld_lower_bound: float | None
-    kld_p999: float | None
-    kld_max: float | None
-    kld_noise_floor: float | None
     above_noise_floor: bool | None
-    delta_p_rms: float | None
     nll_difference: float | None
     nll_difference_low: float | None
     nll_difference_high: float | None
@@ -177,7 +162,6 @@ class Row(TypedDict):
     compute_type: str | None
     mode: str | None
     differs: str | None
-    deterministic: bool | None
     other_modes: list[Mode] | None
     versions: dict[str, str] | None
     threads: int | None
@@ -186,13 +170,9 @@ class Row(TypedDict):
     latency_summary: dict[str, Any] | None
     lengths: list[Variant] | None
     batches: list[Variant] | None
-    conditions: list[dict[str, Any]] | None
     quality_summary: dict[str, Any] | None
     quality_windows: Windows | None
     quality_totals: dict[str, Any] | None
-    headline: str | None
-    normalised: dict[str, Any] | None
-    noise_floor: dict[str, Any] | None
     device_details: dict[str, Any] | None
     copy_bandwidth_bytes_per_second: float | None
     artifact: dict[str, Any] | None

@@ -9,8 +9,7 @@ STUDY is the study.json that the workflow writes (the checked config and where e
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from quantmill.common import manifest
@@ -21,18 +20,6 @@ from quantmill.report.load_columns import LOAD_COLUMNS
 from quantmill.report.rows import Study
 
 LONG_AGO = 1.0  # seconds since 1970
-
-
-@contextmanager
-def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
-    """Yield a path to write a file to, which gets its final name when it is whole.
-
-    `old`: date it before all that it is made of, so that Snakemake still has it to make.
-    """
-    with write_atomically(path) as partial:
-        yield partial
-        if old:
-            os.utime(partial, (LONG_AGO, LONG_AGO))
 
 
 def main() -> None:
@@ -70,29 +57,27 @@ def main() -> None:
     table, wide = tasks.widen(collected)
     drawn = drawing.draw(axes.points(wide, tasks.axes(table)), loads=bool(served))
     text = page.render(collected, study, drawn)
-    with publish_file(dst / "results.csv", old=old) as partial:
-        results.write_csv(partial, wide, table)
+    files: dict[str, Callable[[Path], object]] = {
+        "results.csv": lambda path: results.write_csv(path, wide, table),
+        "results.json": lambda path: path.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8"),
+        "results.parquet": lambda path: parquet.write(
+            path, {**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table
+        ),
+        "quality-speed.svg": lambda path: path.write_text(drawn.svg, encoding="utf-8"),
+        "quality-size.svg": lambda path: path.write_text(drawn.sizes, encoding="utf-8"),
+        "quality-speed.png": lambda path: path.write_bytes(drawn.png),
+        "index.html": lambda path: path.write_text(text, encoding="utf-8"),
+    }
     if served:
-        with publish_file(dst / "loads.csv", old=old) as partial:
-            results.write_csv(partial, served, LOAD_COLUMNS)
-    with publish_file(dst / "results.json", old=old) as partial:
-        partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
-    with publish_file(dst / "results.parquet", old=old) as partial:
-        parquet.write(partial, {**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table)
-    with publish_file(dst / "quality-speed.svg", old=old) as partial:
-        partial.write_text(drawn.svg, encoding="utf-8")
-    with publish_file(dst / "quality-size.svg", old=old) as partial:
-        partial.write_text(drawn.sizes, encoding="utf-8")
-    with publish_file(dst / "quality-speed.png", old=old) as partial:
-        partial.write_bytes(drawn.png)
-    with publish_file(dst / "index.html", old=old) as partial:
-        partial.write_text(text, encoding="utf-8")
+        files = {"loads.csv": lambda path: results.write_csv(path, served, LOAD_COLUMNS)} | files
+    for name, write in files.items():
+        with write_atomically(dst / name) as partial:
+            write(partial)
+            if old:  # so that Snakemake still has it to make
+                os.utime(partial, (LONG_AGO, LONG_AGO))
     if drawn.refused:
         print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
     if options.incomplete:
-        print(
-            "\n".join(
-                map(printable, [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"])
-            )
-        )
+        lines = [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"]
+        print("\n".join(map(printable, lines)))
         print(f"To go on: {page.commands(study, rows)['resume']}")
