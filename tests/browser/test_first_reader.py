@@ -90,14 +90,14 @@ def test_the_sentence_comes_first_then_the_plot_then_the_table(only: Path, visit
     tops = [box(page.locator(f"#{name}"))["y"] for name in ("verdict", "plot", "table")]
     assert tops == sorted(tops)
     first = page.locator("#verdict li").first
-    assert first.inner_text().startswith("own is the fastest of those within 1%: 300 tokens/s")
+    assert first.inner_text().startswith("even is the fastest of those within 1%: 120 tokens/s")
     assert box(first)["y"] + box(first)["height"] < 400  # in the upper half of the first screen
 
 
 def test_the_table_shows_the_paired_interval_and_not_that_of_each_perplexity(study: Path, visit: Visit) -> None:
     page = visit(study, **DESK)
     cells = page.locator("#table td", has_text="% to ").all_inner_texts()
-    assert cells[:2] == ["2.01\n+0.5%\n+0.5% to +0.5%", "2.016\n+0.8%\n+0.8% to +0.8%"]
+    assert cells[:2] == ["2.01 +0.5%\n+0.5% to +0.5%", "2.016 +0.8%\n+0.8% to +0.8%"]
     text = page.locator("#table").inner_text()
     assert "the reference" in text
     assert "1.5 to 4" not in text
@@ -113,7 +113,10 @@ def test_one_model_has_no_column_and_several_stand_below_the_name(study: Path, o
     assert page.locator("#model").is_hidden()
     page = visit(study, **DESK)
     assert page.locator("#sort-model").count() == 0
-    assert page.locator("#table tbody th").first.inner_text().split("\n")[:2] == ["reference", "first"]
+    assert page.locator("#table tbody th").first.inner_text().split("\n")[:2] == [
+        "reference",
+        "first: fake, float16, plain, 2 threads",
+    ]
     page.check("#all-columns")
     assert page.locator("#sort-model").count() == 1
 
@@ -283,12 +286,17 @@ def test_a_row_says_its_run_and_whose_work_it_is(only: Path, visit: Visit) -> No
     assert names == ["reference", "reference@graph", "own", "even", "theirs"]
     graph = row(page, "reference@graph").inner_text()
     assert "captured (Quantmill's own CUDA graph)" in graph
-    assert "generate: 55" in graph
+    assert graph.split("\t")[2].strip() == "55\n55 to 55"  # deployed: by the library's own generate
+    row(page, "reference@graph").get_by_role("button", name="own").click()
+    expect(page.locator("#explanation")).to_contain_text("decoded by Quantmill's CUDA graph")
+    expect(page.locator("#explanation")).to_contain_text("generate: 55 tokens/s")
     own = row(page, "own").locator("th").inner_text()
     assert "quantmill-tvm (Quantmill's own kernels, not MLC-LLM)" in own
-    assert "own: Quantmill's own kernels, not MLC-LLM." in page.locator("#verdict").inner_text()
-    assert "not built here" in row(page, "theirs").inner_text()
-    assert page.locator("#table").get_by_text("not built here").count() == 1
+    left = "Not ranked, since no deployment has these speeds: own (MLC-LLM was not run; docs/MLC.md says how)."
+    assert left in page.locator("#verdict").inner_text()
+    row(page, "theirs").get_by_role("button", name="warning").click()
+    expect(page.locator("#explanation")).to_contain_text("not built here")
+    assert page.locator("#table").get_by_role("button", name="warning").count() == 1
     plot = page.locator("#plot")
     expect(plot.get_by_text("reference@graph", exact=True)).to_have_count(1)
     legend = page.locator(".plots figure").nth(1).locator(".role-legend-label text").all_text_contents()

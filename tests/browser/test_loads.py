@@ -40,7 +40,15 @@ def serve(cell: dict[str, Any], run: str, loads: list[dict[str, Any]], rate: flo
     path = Path(cell["artifact"]) / f"{run}.json"
     artifact = json.loads((Path(cell["artifact"]) / "quantmill.json").read_text())
     trials = [{"rate": 1.0, "met": 40, "arrived": 40, "low": 0.9, "high": 1.0}]
-    found = {"rate": rate, "above": 2.0, "proven": None, "refuted": 4.0, "trials": trials, "findings": []}
+    found = {
+        "rate": rate,
+        "above": 2.0,
+        "proven": None,
+        "refuted": 4.0,
+        "trials": trials,
+        "findings": [],
+        "interference": [],
+    }
     content = {"kind": "loads", "metrics_version": METRICS_VERSION, "artifact": artifact, "engine": cell["engine"]}
     content |= {"protocol": {"loads": SERVING}, "gpus": 1, "device": {"name": "a card"}, "loads": loads}
     content |= {"summary": {"startup_s": [3.0]}, "goodput": found if rate else None, "versions": {}}

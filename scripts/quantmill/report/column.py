@@ -81,6 +81,12 @@ def of_quality(name: str, text: str, kind: Any = "number", **more: Any) -> Colum
     return Column(name=name, kind=kind, text=text, parts=("quality",), **more)
 
 
+def ends(of: Callable[..., Column], name: str, text: str, title: str = "", **more: Any) -> list[Column]:
+    """Describe both ends of a figure's interval; `text` completes "Lower end of"."""
+    texts = {"low": f"Lower end of {text}", "high": "Upper end of the same interval."}
+    return [of(f"{name}_{end}", said, title=title and f"{title}, {end}", **more) for end, said in texts.items()]
+
+
 def group_size(artifact: Mapping[str, Any]) -> int | None:
     """Return how many weights share a scale, by GPTQ's or AWQ's parameters; None of formats without that choice."""
     parameters = artifact.get("parameters") or {}

@@ -16,6 +16,7 @@ from quantmill.report.column import (
     Column,
     above_noise_floor,
     device,
+    ends,
     group_size,
     of_artifact,
     of_cell,
@@ -26,6 +27,8 @@ from quantmill.report.column import (
 from quantmill.report.load_columns import LOAD_COLUMNS
 
 SCHEMA = Path(__file__).with_name("results.schema.json")
+
+LATER: dict[str, Any] = {"source": set_later, "why_missing": ""}
 
 # in the order of results.csv
 COLUMNS = [
@@ -81,13 +84,13 @@ COLUMNS = [
         limits={"minimum": 1},
         shown=7,
     ),
-    of_quality(
-        "perplexity_low",
-        "Lower end of the perplexity's 95% interval: bootstrap over windows, how far it would move with other text "
-        "of this kind (METHODS.md, Perplexity).",
+    *ends(
+        of_quality,
+        "perplexity",
+        "the perplexity's 95% interval: bootstrap over windows, how far it would move with other text of this kind "
+        "(METHODS.md, Perplexity).",
         limits=NOT_NEGATIVE,
     ),
-    of_quality("perplexity_high", "Upper end of the same interval.", limits=NOT_NEGATIVE),
     of_quality(
         "kld_mean",
         "Mean KL divergence D(reference || candidate) over all scored positions and the whole vocabulary "
@@ -138,19 +141,13 @@ COLUMNS = [
         limits=POSITIVE,
         shown=5,
     ),
-    of_speed(
-        "tokens_per_second_low",
-        "Lower end of the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error "
-        "(METHODS.md, The interval of tokens/s).",
+    *ends(
+        of_speed,
+        "tokens_per_second",
+        "the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error (METHODS.md, "
+        "The interval of tokens/s).",
         unit="1/s",
-        title="tokens/s, low",
-        limits=POSITIVE,
-    ),
-    of_speed(
-        "tokens_per_second_high",
-        "Upper end of the same interval.",
-        unit="1/s",
-        title="tokens/s, high",
+        title="tokens/s",
         limits=POSITIVE,
     ),
     of_speed(
@@ -250,29 +247,24 @@ COLUMNS = [
     of_quality(
         "nll_difference",
         "Negative log-likelihood less that of the model's reference, over the scored tokens; paired by windows.",
-        source=set_later,
-        why_missing="",
+        **LATER,
         unit="nat/token",
         title="NLL over the reference",
         better="lower",
         shown=8,
     ),
-    of_quality(
-        "nll_difference_low",
-        "Lower end of the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
-        source=set_later,
-        why_missing="",
+    *ends(
+        of_quality,
+        "nll_difference",
+        "the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
+        **LATER,
         unit="nat/token",
-    ),
-    of_quality(
-        "nll_difference_high", "Upper end of the same interval.", source=set_later, why_missing="", unit="nat/token"
     ),
     of_quality(
         "nll_verdict",
         "What the interval of nll_difference says: tie where it holds 0; reference in the reference's own row.",
         "string",
-        source=set_later,
-        why_missing="",
+        **LATER,
         limits={"enum": ["reference", "tie", "worse", "better", None]},
     ),
     of_artifact(
@@ -288,27 +280,18 @@ COLUMNS = [
         "deployed_tokens_per_second",
         "tokens_per_second as a user of the artifact gets it: null where only Quantmill's own kernels or way to decode "
         "were measured. Verdict and Pareto front rest on it (METHODS.md, What is deployed).",
-        source=set_later,
-        why_missing="",
+        **LATER,
         unit="1/s",
         title="tokens/s, deployed",
         better="higher",
         limits=POSITIVE,
         shown=6,
     ),
-    of_speed(
-        "deployed_tokens_per_second_low",
-        "Lower end of its 95% interval; of a disturbed row a lower bound of the undisturbed speed.",
-        source=set_later,
-        why_missing="",
-        unit="1/s",
-        limits=POSITIVE,
-    ),
-    of_speed(
-        "deployed_tokens_per_second_high",
-        "Upper end of the same interval.",
-        source=set_later,
-        why_missing="",
+    *ends(
+        of_speed,
+        "deployed_tokens_per_second",
+        "its 95% interval; of a disturbed row a lower bound of the undisturbed speed.",
+        **LATER,
         unit="1/s",
         limits=POSITIVE,
     ),

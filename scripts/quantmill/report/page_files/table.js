@@ -61,7 +61,7 @@ function beside(row, task) {
   return [...(error === null ? [] : [`± ${as(error)}`]), ...(flips === null || verdict === "reference" ? [] : [`${percent(flips)} flips`]), ...said];
 }
 
-/** What stands in a line below a figure when only the main columns are shown. */
+/** What stands with a figure when only the main columns are shown: of several parts the first beside it, the others in a line below. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
   if (/^(deployed_)?tokens_per_second$/.test(name)) return range(row[`${name}_low`], row[`${name}_high`]);
@@ -96,9 +96,11 @@ function content(row, column, whole) {
   }
   const found = hint(row, column.name);
   const asked = found ? reason(found[0], subject, found[1]) : null;
-  if (column.name === "format") return [element("span", {}, value), " ", asked, element("small", { title: about(row) }, about(row))];
-  const notes = whole ? "" : below(row, column.name).join(", ");
-  return [element("span", {}, text(column.name, value)), notes || asked ? element("small", {}, notes, notes && asked ? " " : "", asked) : null];
+  if (column.name === "format") return [element("span", {}, value), asked && [" ", asked], element("small", {}, question(about(row), `What ran ${row.id}?`, about(row), "about"))];
+  const lines = whole ? [] : below(row, column.name);
+  const beside = lines.length > 1 ? element("small", { class: "beside" }, ` ${lines[0]}`) : null;
+  const notes = lines.slice(beside ? 1 : 0).join(", ");
+  return [element("span", {}, text(column.name, value)), beside, notes || asked ? element("small", {}, notes, notes && asked ? " " : "", asked) : null];
 }
 
 /** A cell: a row's name, or a figure; on a card with its column's title. */
