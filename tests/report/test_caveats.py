@@ -319,7 +319,7 @@ def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: 
 def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path: Path) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content["versions"].update({"prompts' ids": "not told"}))
-    said = "its server does not tell as how many tokens it reads a prompt's text"
+    said = "its server does not report the number of a prompt's tokens"
     assert said in collect(made)["reference"]["warnings"]
 
 

@@ -177,7 +177,7 @@ def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
     row = collect(made)["reference"]
     assert row["build_s"] is None
     assert row["missing"]["build_s"] == "not built here"
-    assert row["warnings"] == ["not built here: somebody else's artifact"]
+    assert row["warnings"] == ["not built here: another publisher's artifact"]
     assert row["prebuilt"] is True
 
 

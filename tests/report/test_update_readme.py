@@ -175,7 +175,9 @@ def test_a_damaged_file_of_rows_is_one_line(folder: Path, content: str) -> None:
     (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/other.json: by make readme -->\n{END}")
     result = update(folder, "results/other.json")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: results/other.json: is no table of rows") and result.stderr.count("\n") == 1
+    assert (
+        result.stderr.startswith("error: results/other.json: is not a table of rows") and result.stderr.count("\n") == 1
+    )
 
 
 def test_a_lost_end_does_not_take_the_text_below_along(folder: Path) -> None:

@@ -29,7 +29,7 @@ def all_of(row: Row, reference: str, tokens: str | None = None) -> list[str]:
 
 def origin_warning(row: Row) -> str | None:
     """Warn of an artifact that was not built here."""
-    return "not built here: somebody else's artifact" if row["prebuilt"] else None
+    return "not built here: another publisher's artifact" if row["prebuilt"] else None
 
 
 def unchecked(row: Row) -> str | None:
@@ -57,7 +57,7 @@ def experts_warning(row: Row) -> str | None:
 
 
 def disturbance_warning(versions: Mapping[str, str] | None) -> str | None:
-    """Warn of a server whose processes cannot be told from others, so that a disturbance would not be seen."""
+    """Warn of a server whose processes cannot be distinguished from others, so that a disturbance would not be seen."""
     return (versions or {}).get(DISTURBANCE)
 
 
@@ -72,7 +72,7 @@ def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
 def prompts_warning(versions: Mapping[str, str] | None) -> list[str]:
     """Warn of a server that reads texts and does not report their number of tokens."""
     untold = "prompts' ids" in (versions or {})
-    return ["its server does not tell as how many tokens it reads a prompt's text"] if untold else []
+    return ["its server does not report the number of a prompt's tokens"] if untold else []
 
 
 def loss_warning(row: Row, reference: str) -> str | None:

@@ -183,8 +183,7 @@ COLUMNS = [
     of_artifact(
         "build_s",
         "number",
-        "Wall-clock time that building the artifact took, the quality gate left out; null where somebody else built "
-        "it.",
+        "Wall-clock time of building the artifact, without the quality gate; null if another publisher built it.",
         lambda artifact: None if artifact.get("prebuilt") else artifact["build_s"],
         why_missing="not built here",
         unit="s",
@@ -231,9 +230,9 @@ COLUMNS = [
     Column(
         name="above_noise_floor",
         kind="boolean",
-        text="Whether the row's mean KL divergence over the same windows is above the noise floor; where it is not, "
-        "the format cannot be told from the reference. Of an engine with kld_lower_bound alone: whether that is above "
-        "the reference's own in the same engine.",
+        text="Whether the row's mean KL divergence over the same windows is above the noise floor; below it, the "
+        "format cannot be distinguished from the reference. Of an engine with kld_lower_bound alone: whether that is "
+        "above the reference's own in the same engine.",
         parts=("quality", "noise_floor"),
         source=above_noise_floor,
         why_missing="the engine does not report what it follows from",
@@ -270,7 +269,7 @@ COLUMNS = [
     of_artifact(
         "group_size",
         "integer",
-        "How many weights share a scale: what GPTQ or AWQ was told or chose, -1 where a whole column shares one; "
+        "How many weights share a scale: as GPTQ or AWQ was configured or chose, -1 where a whole column shares one; "
         "null of formats without that choice.",
         group_size,
         why_missing="this format has no such choice",

@@ -23,7 +23,7 @@ def loss(row: Row, reference: str) -> str:
     if label(row) == reference:
         return "the reference"
     if is_tie(row) or row["perplexity_ratio"] is None:
-        return "no loss that can be told from noise"
+        return "no loss beyond the noise"
     return f"perplexity {row['perplexity_ratio']['ratio'] - 1:+.1%}"
 
 

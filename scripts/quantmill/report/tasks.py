@@ -25,7 +25,7 @@ PAIRED = ("flips", "changed", "gained", "lost", "difference", "difference_low", 
 ALONE = "nothing to compare it with"
 OTHERS = "its documents or prompts are not the reference's; run its tasks again"
 NO_FLIPS = "its metric does not say of a document whether its answer is right"
-NO_PAIRS = f"{NO_FLIPS}, and is no perplexity"
+NO_PAIRS = f"{NO_FLIPS}, and is not a perplexity"
 NOT_POOLED = "its figure is not the share of all its documents, so nothing is paired"
 
 

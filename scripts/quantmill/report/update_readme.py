@@ -43,7 +43,7 @@ def table_of(run: Path, short: bool) -> str:
         names = list(rows[0])
         body = [[str(row[name]) for name in names] for row in rows]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{run}: is no table of rows ({error!s:.80}); make it again") from None
+        raise UserError(f"{run}: is not a table of rows ({error!s:.80}); make it again") from None
     return "\n".join(lines(names, body))
 
 

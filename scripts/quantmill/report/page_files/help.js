@@ -1,4 +1,4 @@
-// Questions that a click answers: one explanation at a time, beside the button that asked for it.
+// Explanations that a click opens, one at a time, below their buttons.
 
 const HELP = {
   verdict: [

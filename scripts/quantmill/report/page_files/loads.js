@@ -1,4 +1,4 @@
-// Servers under load: who serves so many users, plots of what they see, and every row of loads.csv that is read first.
+// Servers under load: which of them serves a number of users, plots of what users see, and the main columns of loads.csv.
 
 const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
   ...Object.fromEntries(DATA.loads.columns.map((column, place) => [column.name, values[place]])),
@@ -46,8 +46,8 @@ function serving(users, ttft, tpot) {
 }
 
 /** The sentence on which server keeps most users within the config's limits, of those whose loss the reader allows or
- *  nobody knows, and of loads that nothing disturbed and whose latencies did not change while they lasted; null of a
- *  model without such loads, or where no config says limits. A server that tells no probabilities has the loss of its artifact. */
+ *  is unknown, and of loads that nothing disturbed and whose latencies did not change while they lasted; null of a
+ *  model without such loads, or if no config has limits. A server that returns no probabilities has the loss of its artifact. */
 function mostUsers(model, budget) {
   const rows = LOADS.filter((row) => row.model === model && row.slots !== null && row.ttft_ms_p90 !== null && row.tpot_ms_p90 !== null);
   if (!rows.length || !LIMITS) return null;

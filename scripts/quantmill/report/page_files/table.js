@@ -11,9 +11,9 @@ const BETTER = { higher: "More is better.", lower: "Less is better." };
 const FOLDED = new Set(["model", "run", "engine", "nll_difference", "group_size"]); // what stands in another column's cell
 // the second line of a cell, which the schema's description of the column does not explain
 const BELOW = {
-  format: "Below it: the engine, its arithmetic, how it decodes and its threads. \"warning\" tells by a click what else to know.",
+  format: "Below it: the engine, its arithmetic, how it decodes and its threads. A click on \"warning\" shows what else to know.",
   perplexity: "Below it: how much more than the reference's, with the 95% interval of the difference, paired by windows of the same text. A perplexity's interval alone, under \"all columns\", says how it would move with another text; that is common to all formats.",
-  tokens_per_second: "Below it: its 95% interval; a click tells what disturbed it, and the other ways to decode that were tried.",
+  tokens_per_second: "Below it: its 95% interval; a click shows what disturbed it, and the other ways to decode that were tried.",
   deployed_tokens_per_second: "Below it: its 95% interval.",
   kld_mean: "Below it: the 99th percentile.",
   tpot_ms_p50: "Below it: the 99th percentile.",

@@ -10,7 +10,7 @@ const speed = (row) => (disturbed(row) ? `at least ${figure(row.low)} tokens/s` 
 /** Whether one row was faster than another beyond both intervals. */
 const faster = (one, other) => one.low > other.high;
 
-/** Whether a row's quality cannot be told from the reference's. */
+/** Whether a row's quality cannot be distinguished from the reference's. */
 const tied = (row) => row.reference || row.above_noise_floor === false || row.ratio.tie;
 
 /** Whether a row loses no more than the budget allows: a tie with the reference is within any. */
