@@ -14,7 +14,7 @@ const BELOW = {
   format: "Below it: the engine, its arithmetic, how it decodes and its threads. A click on \"warning\" shows what else to know.",
   perplexity: "Below it: how much more than the reference's, with the 95% interval of the difference, paired by windows of the same text. A perplexity's interval alone, under \"all columns\", says how it would move with another text; that is common to all formats.",
   tokens_per_second: "Below it: its 95% interval; a click shows what disturbed it, and the other ways to decode that were tried.",
-  deployed_tokens_per_second: "Below it: its 95% interval.",
+  deployed_tokens_per_second: "Below it: its 95% interval, where that is not the one of tokens/s.",
   kld_mean: "Below it: the 99th percentile.",
   tpot_ms_p50: "Below it: the 99th percentile.",
   bits_per_weight: "Below it: how many weights share a scale, where that was chosen.",
@@ -64,7 +64,7 @@ function beside(row, task) {
 /** What stands with a figure when only the main columns are shown: of several parts the first beside it, the others in a line below. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
-  if (/^(deployed_)?tokens_per_second$/.test(name)) return range(row[`${name}_low`], row[`${name}_high`]);
+  if (name === "tokens_per_second" || (name === "deployed_tokens_per_second" && row[name] !== row.tokens_per_second)) return range(row[`${name}_low`], row[`${name}_high`]);
   if (name === "perplexity") return row.ratio ? paired(row) : range(row.perplexity_low, row.perplexity_high, 4);
   if (name === "kld_mean") return row.above_noise_floor === false ? ["within the noise"] : [`p99 ${figure(row.kld_p99, 3)}`];
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
