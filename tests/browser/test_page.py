@@ -141,8 +141,8 @@ def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path
         "falls into a loop after 5 of 5 prompts, reference after 1 (95% interval of the difference +2% to +96%)",
     ]
     expect(page.locator("#habits")).to_have_text(
-        "A habit of m: decoded greedily, reference falls into a loop after 1 of 5 prompts. A format is marked only if it "
-        "does so significantly more often."
+        "A habit of m: decoded greedily, reference falls into a loop after 1 of 5 prompts. A format is marked only if "
+        "it does so significantly more often."
     )
     heights = page.locator("#table tbody tr").evaluate_all("(all) => all.map((each) => each.offsetHeight)")
     line = page.locator("#table tbody th span").first.evaluate("(each) => each.offsetHeight")

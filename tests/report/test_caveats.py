@@ -218,8 +218,8 @@ def test_a_row_that_loops_significantly_more_often_than_its_reference_is_marked(
         ]
     }
     assert caveats.habits(list(rows.values()), "reference") == [
-        "A habit of m: decoded greedily, reference falls into a loop after 1 of 9 prompts. A format is marked only if it "
-        "does so significantly more often."
+        "A habit of m: decoded greedily, reference falls into a loop after 1 of 9 prompts. A format is marked only if "
+        "it does so significantly more often."
     ]
 
 

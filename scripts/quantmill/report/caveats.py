@@ -102,8 +102,8 @@ def loop_warning(row: Row, reference: str) -> str | None:
 def habits(rows: Sequence[Row], reference: str) -> list[str]:
     """Return a line for each model whose reference falls into loops: that is no fault of a format."""
     return [
-        f"A habit of {row['model']}: decoded greedily, {reference} {LOOPS} {found['prompts']} of {found['of']} prompts. "
-        "A format is marked only if it does so significantly more often."
+        f"A habit of {row['model']}: decoded greedily, {reference} {LOOPS} {found['prompts']} of {found['of']} prompts."
+        " A format is marked only if it does so significantly more often."
         for row in rows
         if label(row) == reference and (found := row["degenerate"]) and found["prompts"]
     ]
