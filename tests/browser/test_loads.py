@@ -148,12 +148,12 @@ def quality_that_is_not_told(folder: Path, cell: dict[str, Any]) -> Path:
 
 def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visit: Callable) -> None:
     """Of a server that tells no probabilities, as llama-server. One whose artifact has no quality either is named so;
-    a disturbed load that keeps the limits counts."""
+    a disturbed load beyond the limits counts for none."""
     names = (("reference", 9, 1), ("poor", 9, 1.08), ("good", 9, 1.001), ("bare", 9, 1))
     cells = [write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in names]
     told_nothing = quality_that_is_not_told(tmp_path, cells[1])
     cells[3]["quality"] = str(told_nothing)
-    served = [[load(32, 900, 20, 10)], [load(1, 100, 20, 10), load(8, 200, 20, 10)], [load(4, 150, 20, 10)]]
+    served = [[load(32, 900, 20, 10)], [load(1, 100, 20, 10), load(8, 200, 900, 10)], [load(4, 150, 20, 10)]]
     served[1][1]["interference"] = ["other programs took 40% of the processors"]
     cells += [
         serve(cell, "server", loads) | {"quality": str(told_nothing)}
