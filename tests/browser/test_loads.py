@@ -123,7 +123,7 @@ def test_the_verdict_says_who_keeps_most_users(page: Page) -> None:
     )
 
 
-def test_the_verdict_leaves_out_large_losses_and_loads_that_are_not_steady(tmp_path: Path, visit: Callable) -> None:
+def test_the_verdict_leaves_out_unsteady_loads_and_large_losses(tmp_path: Path, visit: Callable) -> None:
     cells = [
         write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in (("reference", 9, 1), ("q", 9, 1.05))
     ]
@@ -169,7 +169,7 @@ def test_the_verdict_takes_a_servers_loss_from_its_artifact(tmp_path: Path, visi
     expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, 32 at once, 900 tokens/s together.")
 
 
-def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path: Path, visit: Callable) -> None:
+def test_of_two_runs_a_server_has_its_artifacts_loss(tmp_path: Path, visit: Callable) -> None:
     cells = [
         write_cell(tmp_path, "m", *each, 10**6, [[1]], seen=False) for each in (("reference", 9, 1), ("poor", 9, 1.08))
     ]
@@ -184,7 +184,7 @@ def test_on_the_page_of_two_runs_a_server_has_the_loss_of_its_artifact(tmp_path:
     expect(said).to_have_text(f"Most users within {limits} 9%: poor@server, before, 8 at once, 900 tokens/s together.")
 
 
-def test_two_runs_have_the_limits_of_the_one_with_loads(tmp_path: Path, visit: Callable) -> None:
+def test_two_runs_share_the_limits_of_loads(tmp_path: Path, visit: Callable) -> None:
     """If neither has any, every load is within them."""
     cell = write_cell(tmp_path, "m", "reference", 9, 1, 10**6, [[1]], seen=False)
     bare = build(tmp_path / "bare", ["m"], [cell])

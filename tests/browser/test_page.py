@@ -105,7 +105,7 @@ def test_a_failed_cell_says_why(study: Path, visit: Visit) -> None:
     expect(above).to_have_attribute("id", "notices")  # above the verdict
 
 
-def test_what_was_disturbed_stands_first_with_the_command_that_measures_it_again(caveats: Path, visit: Visit) -> None:
+def test_disturbed_rows_come_first_with_a_command(caveats: Path, visit: Visit) -> None:
     page = visit(caveats)
     notice = page.locator("#notices .notice", has_text="disturbed")
     expect(notice).to_contain_text("1 of 2 rows was disturbed while its speed was measured.")
@@ -119,7 +119,7 @@ def test_what_was_disturbed_stands_first_with_the_command_that_measures_it_again
     assert "disturbed" in page.locator("#table tbody tr", has_text="doubtful").inner_text()
 
 
-def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path: Path, visit: Visit) -> None:
+def test_a_row_shows_its_warnings_gate_and_group_size(tmp_path: Path, visit: Visit) -> None:
     loop, text = [1, 2] * 20, [place % 5 for place in range(38)] + [3, 3]
     rows = {"reference": [text, loop, text, text, text], "looping": [loop] * 5}
     cells = [write_cell(tmp_path, "m", name, 100, 1, 10**6, each, seen=False) for name, each in rows.items()]
@@ -166,7 +166,7 @@ def test_a_row_shows_its_warnings_its_loops_its_gate_and_its_group_size(tmp_path
         assert {name: texts[0].strip() for name, texts in found.items() if texts} == expected
 
 
-def test_a_page_that_could_not_be_drawn_says_so_and_has_all_its_figures(tmp_path: Path, visit: Visit) -> None:
+def test_a_page_without_plots_has_all_its_figures(tmp_path: Path, visit: Visit) -> None:
     cells = [
         write_cell(tmp_path, "m", name, 100, ratio, 10**6, [[1, 2, 3, 4]], seen=True)
         for name, ratio in (("reference", 1), ("other", 1.005))
@@ -181,7 +181,7 @@ def test_a_page_that_could_not_be_drawn_says_so_and_has_all_its_figures(tmp_path
     assert "among the fastest" in page.locator("#verdict").inner_text()
 
 
-def test_axes_can_be_chosen_and_points_say_what_they_are(study: Path, visit: Visit) -> None:
+def test_axes_can_be_chosen_and_points_explained(study: Path, visit: Visit) -> None:
     page = visit(study)
     plot = page.locator("#plot")
     expect(plot).to_contain_text("perplexity (less is better)")
@@ -230,7 +230,7 @@ def test_what_is_shown_can_be_copied(study: Path, visit: Visit, kind: str) -> No
         assert {line.count(" | ") for line in lines} == {lines[0].count(" | ")}
 
 
-def test_texts_stand_side_by_side_with_the_first_other_token_marked(study: Path, visit: Visit) -> None:
+def test_texts_mark_their_first_other_token(study: Path, visit: Visit) -> None:
     page = visit(study)
     prompt = page.locator("#details details", has_text="1. prompt")
     prompt.locator("summary").click()
@@ -287,9 +287,7 @@ def test_where_a_row_comes_from(study: Path, visit: Visit) -> None:
     expect(page.locator("#provenance details").first).to_contain_text(f"{HOSTILE}/reference")
 
 
-def test_two_runs_have_no_closer_look_and_say_where_all_rows_come_from(
-    study: Path, visit: Visit, tmp_path: Path
-) -> None:
+def test_two_runs_have_provenance_and_no_closer_look(study: Path, visit: Visit, tmp_path: Path) -> None:
     page = visit(side_by_side(study, study, tmp_path / "both.html"))
     expect(page.locator("#details-section")).to_be_hidden()
     assert "no room" not in page.inner_text("body")

@@ -119,7 +119,7 @@ def test_a_tie_with_the_reference_is_within_every_budget(sentences: Callable) ->
 
 
 @rows({"fp16": Row(100, noise=True), "close": Row(200, 1.0001, noise=True)})
-def test_what_is_within_the_noise_floor_is_a_tie_however_narrow_its_interval(sentences: Callable) -> None:
+def test_a_loss_within_the_noise_floor_is_a_tie(sentences: Callable) -> None:
     assert sentences(0)[0] == (
         "close is the fastest of those within 0%: 200 tokens/s, 2 times fp16's; its loss is within the noise of the "
         "arithmetic."
@@ -127,7 +127,7 @@ def test_what_is_within_the_noise_floor_is_a_tie_however_narrow_its_interval(sen
 
 
 @rows({"fp16": Row(100), "better": Row(200, 1.01), "quicker": Row(205, 1.02)})
-def test_of_equally_fast_rows_the_one_that_loses_less_is_named_and_the_other_explained(sentences: Callable) -> None:
+def test_of_equally_fast_rows_the_better_is_named(sentences: Callable) -> None:
     said = sentences(3)
     assert said[0].startswith(
         "better is among the fastest of those within 3%: 200 tokens/s, 2 times fp16's; perplexity"
@@ -138,7 +138,7 @@ def test_of_equally_fast_rows_the_one_that_loses_less_is_named_and_the_other_exp
 
 
 @rows({"fp16": Row(100), "inside": Row(200, 1.029), "outside": Row(400, 1.031, wobble=0.5)})
-def test_a_row_that_only_one_beyond_the_budget_dominates_is_explained(sentences: Callable) -> None:
+def test_a_dominator_beyond_the_budget_is_explained(sentences: Callable) -> None:
     said = sentences(3)
     assert said[0].startswith(
         "inside is the fastest of those within 3%: 200 tokens/s, 2 times fp16's; perplexity +2.9%"
@@ -152,7 +152,7 @@ def test_a_row_that_only_one_beyond_the_budget_dominates_is_explained(sentences:
 
 # top and mid overlap, mid and low overlap, top and low do not; each slower one is better
 @rows({"fp16": Row(50), "low": Row(92, 1.01), "mid": Row(100, 1.02), "top": Row(109, 1.03)})
-def test_a_dominator_that_is_slower_than_another_is_told_from_it(sentences: Callable) -> None:
+def test_a_slower_dominator_is_explained(sentences: Callable) -> None:
     said = sentences(5)
     assert said[0].startswith(
         "top is among the fastest of those within 5%: 109 tokens/s, 2.18 times fp16's; perplexity"
@@ -177,7 +177,7 @@ def of_size(mb: float) -> dict[str, Row]:
 
 
 @rows(of_size(4), of_size(20), of_size(16))
-def test_the_smallest_is_that_of_the_budget_and_says_so(sentences: Callable) -> None:
+def test_the_smallest_is_that_of_the_budget(sentences: Callable) -> None:
     assert "It is also the smallest of those within 1%, 4 MB." in sentences()
     assert "The smallest of those within 1%: fp16, 16 MB (the reference itself)." in sentences(number=1)
     assert "It is also the smallest of those within 1%, 16 MB, as small as fp16." in sentences(number=2)
@@ -188,7 +188,7 @@ def test_the_smallest_is_that_of_the_budget_and_says_so(sentences: Callable) -> 
     {"fp16": Row(100, size=16), "untimed": Row(None, 1.3, size=4)},
     {"fp16": Row(None, size=16), "untimed": Row(None, 1.004, size=4)},
 )
-def test_the_smallest_may_be_one_whose_speed_is_not_known(sentences: Callable) -> None:
+def test_the_smallest_may_have_no_speed(sentences: Callable) -> None:
     said = "The smallest of those within 1%: untimed, 4 MB (perplexity +0.4%"
     (line,) = (each for each in sentences() if each.startswith(said))
     assert line.endswith("; its speed was not measured).")
@@ -207,7 +207,7 @@ def test_one_format_is_no_fastest_and_makes_no_front(sentences: Callable) -> Non
 
 
 @rows({"fp16": Row(100), "worse": Row(900, 1.05)})
-def test_the_only_format_within_the_budget_is_said_to_be_the_only_one(sentences: Callable) -> None:
+def test_the_only_format_within_the_budget_is_named_so(sentences: Callable) -> None:
     assert sentences() == [
         "fp16 is the only format within 1%: 100 tokens/s; the reference itself.",
         "The Pareto front, whatever the loss: fp16, worse.",
@@ -259,7 +259,7 @@ def test_a_budget_that_none_meets_names_the_closest(sentences: Callable) -> None
 
 
 @rows({"fp16": Row(100), "here": Row(300, 1.005), "there": Row(900, 1.005, device="another")})
-def test_rows_of_two_devices_are_apart_and_have_no_ratio(sentences: Callable) -> None:
+def test_rows_of_two_devices_are_apart(sentences: Callable) -> None:
     said = sentences()
     assert said[0] == "On a processor:"
     assert said[1].startswith("here is the fastest of those within 1%: 300 tokens/s, 3 times fp16's")
@@ -268,7 +268,7 @@ def test_rows_of_two_devices_are_apart_and_have_no_ratio(sentences: Callable) ->
 
 
 @rows({"base": Row(100), "other": Row(200, 1.005)})
-def test_a_reference_that_is_not_fp16_is_called_by_its_name(sentences: Callable) -> None:
+def test_a_reference_is_called_by_its_name(sentences: Callable) -> None:
     said = sentences(reference="base")
     assert said[0].startswith("other is the fastest of those within 1%: 200 tokens/s, 2 times base's; perplexity")
     assert not any("fp16" in line for line in said)
@@ -283,7 +283,7 @@ def test_without_a_reference_speeds_alone_are_judged(sentences: Callable) -> Non
 
 
 @rows({"fp16": Row(100), "other": Row(200, 1.005), "unknown": Row(900, None)})
-def test_a_row_without_a_quality_is_left_out_and_that_is_said(sentences: Callable) -> None:
+def test_a_row_without_a_quality_is_left_out(sentences: Callable) -> None:
     said = sentences()
     assert said[0].startswith("other is the fastest of those within 1%: 200 tokens/s, 2 times")
     assert "Nothing is known of the quality of unknown, so the sentences above leave it out." in said
@@ -301,7 +301,7 @@ UNCHECKED = {"faithful": {"unchecked": "nothing reads it"}}
 
 
 @rows({"fp16": Row(100), "wreck": Row(900, 1.8), "slow": Row(10, 1.9)})
-def test_a_large_loss_is_warned_of_where_a_row_is_named(sentences: Callable) -> None:
+def test_a_named_row_has_its_large_loss_warned_of(sentences: Callable) -> None:
     said = sentences()
     assert "The Pareto front, whatever the loss: fp16, wreck." in said
     assert said[-1] == "Warning, wreck: a large loss: its perplexity is 1.8 times fp16's."
@@ -315,7 +315,7 @@ LEFT_OUT = "Not checked against its own weights, so in no sentence here and on n
     {"fp16": Row(100), "other": Row(900, 1.001, size=1, gate=UNCHECKED), "slow": Row(50, 1.002, size=5)},
     {"other": Row(900, gate=UNCHECKED)},
 )
-def test_an_artifact_that_was_not_checked_is_neither_named_the_fastest_nor_on_the_front(sentences: Callable) -> None:
+def test_an_unchecked_artifact_is_not_recommended(sentences: Callable) -> None:
     said = sentences()
     assert said[0].startswith("fp16 is the fastest of those within 1%")
     assert "The smallest of those within 1%: slow, 5 MB (perplexity +0.2%, 95% interval +0.2% to +0.2%)." in said

@@ -34,7 +34,7 @@ def manifest(made: dict[str, Any], **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_disturbed_speed_is_a_lower_bound_on_the_front(tmp_path: Path) -> None:
+def test_a_disturbed_speed_is_a_lower_bound(tmp_path: Path) -> None:
     cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5), "better": (1, -5)}
     made = {name: cell(tmp_path, name, rate, window_losses(extra)) for name, (rate, extra) in cells.items()}
     rows = collect(*(disturb(each) if name.startswith("loud") else each for name, each in made.items()))
@@ -64,7 +64,7 @@ def way(made: dict[str, Any], mode: str, engine: str = "fake", **others: Any) ->
     return made | {"engine": engine}
 
 
-def test_a_front_rests_on_deployed_speeds_unless_the_study_asks(tmp_path: Path) -> None:
+def test_a_front_rests_on_deployed_speeds(tmp_path: Path) -> None:
     base = cell(tmp_path, "reference", 10, window_losses(0))
     generated = json.loads(Path(base["latency"]).read_text())["summary"]
     others = [{"mode": "generate", "refused": None, "summary": generated}]
@@ -106,7 +106,7 @@ def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[
     return made
 
 
-def test_rows_of_a_device_share_the_bandwidth_of_the_best_undisturbed_one(tmp_path: Path) -> None:
+def test_rows_share_the_best_undisturbed_bandwidth(tmp_path: Path) -> None:
     made = [with_bandwidth(cell(tmp_path, f"f{i}", 10, None), *each) for i, each in enumerate([(400, 2), (1000, 3)])]
     loud = disturb(with_bandwidth(cell(tmp_path, "loud", 10, None), 5000, 4))
     elsewhere = with_bandwidth(cell(tmp_path, "elsewhere", 10, None), 7000, 7)
@@ -128,7 +128,7 @@ def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return axes.points(list(rows.values()))
 
 
-def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_all_and_marked(tmp_path: Path) -> None:
+def test_bandwidth_of_disturbed_rows_alone_is_the_best_and_marked(tmp_path: Path) -> None:
     sizes = {"one": 400, "other": 500}
     rows = collect(*(disturb(with_bandwidth(cell(tmp_path, name, 10, None), b, 1)) for name, b in sizes.items()))
     assert all(row["device_bandwidth"] == {"bytes_per_second": 500, "disturbed": True} for row in rows.values())
@@ -153,9 +153,7 @@ def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_
         ([], None),
     ],
 )
-def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
-    ids: list[int], found: tuple[int, int] | None
-) -> None:
+def test_a_cycle_that_lasts_to_the_end_is_a_loop(ids: list[int], found: tuple[int, int] | None) -> None:
     assert repetition.find(ids) == found
 
 
@@ -173,11 +171,11 @@ def test_what_a_processor_does_with_products_is_a_warning(tmp_path: Path, kind: 
     assert collect(made)["reference"]["warnings"] == [f"its {kind} products {said}: {advice}"]
 
 
-def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:
+def test_a_server_without_tokens_has_no_loops() -> None:
     assert repetition.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
 
 
-def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
+def test_loops_of_the_recorded_demo_are_real() -> None:
     recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
     found = repetition.of_result(recorded)
     assert (found["prompts"], found["of"], found["first_token"]) == (3, 9, 37)
@@ -199,7 +197,7 @@ def looping(folder: Path, name: str, loops: int) -> dict[str, Any]:
     return outputs(cell(folder, name, 10, window_losses(0)), *[STAYS] * loops, *[LEAVES] * (9 - loops))
 
 
-def test_a_row_that_loops_significantly_more_often_than_its_reference_is_marked(tmp_path: Path) -> None:
+def test_a_row_that_loops_significantly_more_is_marked(tmp_path: Path) -> None:
     loops = {"reference": 1, "habit": 1, "chance": 4, "own": 5, "none": 0}
     rows = collect(*(looping(tmp_path, name, count) for name, count in loops.items()))
     found = rows["own"]["degenerate"]
@@ -229,7 +227,7 @@ def test_without_the_references_texts_a_loop_is_a_warning(tmp_path: Path) -> Non
     assert row["warnings"] == ["falls into a loop after 1 of 1 prompts; there is no reference to compare with"]
 
 
-def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_path: Path) -> None:
+def test_a_large_loss_is_a_warning(tmp_path: Path) -> None:
     rows = collect(
         cell(tmp_path, "reference", 10, window_losses(0)),
         cell(tmp_path, "below", 10, window_losses(20.2)),  # exp(20.2 / 50) = 1.498 by words
@@ -242,7 +240,7 @@ def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_pat
     }
 
 
-def test_an_artifact_that_nobody_checked_is_a_warning_and_old_gates_are_none(tmp_path: Path) -> None:
+def test_an_unchecked_artifact_is_a_warning(tmp_path: Path) -> None:
     gates = {
         "none": None,
         "old": {"perplexity": 42.9, "reference": 42.8, "factor": 1.5, "windows": 8},
@@ -275,7 +273,7 @@ def test_experts_that_no_text_reached_are_a_warning(tmp_path: Path) -> None:
     }
 
 
-def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_path: Path) -> None:
+def test_an_unchecked_artifact_has_no_place_on_the_front(tmp_path: Path) -> None:
     losses = window_losses(0)
     fast = manifest(cell(tmp_path, "fast", 99, losses), gate={"faithful": {"unchecked": "no engine reads them"}})
     rows = collect(cell(tmp_path, "reference", 10, losses), fast)
@@ -286,7 +284,7 @@ def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_p
     assert rows["fast"]["missing"]["pareto"].endswith("so it is not compared: no engine reads them")
 
 
-def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsewhere(tmp_path: Path) -> None:
+def test_group_size_is_that_of_the_tool_or_has_a_reason(tmp_path: Path) -> None:
     parameters = {
         "gptq": {"group_size": 64},
         "awq": {"q_group_size": 128},
@@ -303,7 +301,7 @@ def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsew
 
 
 @pytest.mark.parametrize("text", ["evaluation", "prompts", "calibration"])
-def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: Path, text: str) -> None:
+def test_different_tokenizers_are_a_warning_of_every_row(tmp_path: Path, text: str) -> None:
     made = [cell(tmp_path, name, 10, window_losses(0)) for name in ("reference", "other")]
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -316,14 +314,14 @@ def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: 
     assert not any("tokens where" in said for row in collect(*made).values() for said in row["warnings"])
 
 
-def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path: Path) -> None:
+def test_a_server_without_prompt_ids_has_a_warning(tmp_path: Path) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content["versions"].update({"prompts' ids": "not told"}))
     said = "its server does not report the number of a prompt's tokens"
     assert said in collect(made)["reference"]["warnings"]
 
 
-def test_that_nobody_knows_what_disturbed_a_servers_row_is_said_once(tmp_path: Path) -> None:
+def test_an_unknown_disturbance_of_a_server_is_said_once(tmp_path: Path) -> None:
     words = "the server runs on another host, so whether other programs disturbed it is not known"
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update(versions={"disturbance": words}))

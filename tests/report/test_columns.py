@@ -55,7 +55,7 @@ def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
     return tmp_path / "report"
 
 
-def test_a_new_column_is_in_the_csv_the_parquet_the_page_the_schema_and_the_readme(
+def test_a_new_column_is_in_every_output(
     report: Path, call: Callable, tools_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (report / "results.csv").open() as file:
@@ -116,7 +116,7 @@ def test_the_published_schema_has_the_columns_of_the_table() -> None:
     assert json.loads(columns.SCHEMA.read_text()) == columns.schema(), "run scripts/quantmill/report/write_schema.py"
 
 
-def test_every_judge_of_the_table_is_there_and_knows_which_way_is_better() -> None:
+def test_every_judge_exists_and_knows_the_better_direction() -> None:
     compared = comparison.figures()
     assert [column.name for column in compared][:2] == ["tokens_per_second", "perplexity"]
     assert all(column.judge in comparison.JUDGES and column.better for column in compared)
@@ -129,7 +129,7 @@ def run_of(made: dict[str, Any], run: str, format: str, **more: Any) -> dict[str
     return made | {"format": format, "run": run} | more
 
 
-def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_path: Path) -> None:
+def test_a_run_is_compared_with_the_references_default_run(tmp_path: Path) -> None:
     rows = collect(
         run_of(cell(tmp_path, "first", 5, window_losses(1)), "slow", "reference"),
         cell(tmp_path, "reference", 10, window_losses(0)),
@@ -152,9 +152,7 @@ def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_
 @pytest.mark.parametrize(
     ("name", "measured", "asked"), [("options", {"a": 1}, {"a": 2}), ("gpus", 1, 2), ("engine", "transformers", "vllm")]
 )
-def test_what_another_run_measured_is_no_figure_of_the_row(
-    tmp_path: Path, name: str, measured: object, asked: object
-) -> None:
+def test_another_runs_results_are_not_figures(tmp_path: Path, name: str, measured: object, asked: object) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update({name: measured}))
     row = results.make_row(made | {name: asked}, CONFIG)

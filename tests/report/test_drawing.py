@@ -51,8 +51,6 @@ assert plot.program() == "again"
 """
 
 
-def test_vega_is_bundled_once_for_the_user_unless_it_is_damaged_or_cannot_be_kept(
-    tmp_path: Path, call: Callable, tools_python: Path
-) -> None:
+def test_vega_is_bundled_once_unless_damaged(tmp_path: Path, call: Callable, tools_python: Path) -> None:
     result = call(tools_python, "-c", KEPT, tmp_path, PYTHONPATH=str(REPO / "scripts"), XDG_CACHE_HOME=str(tmp_path))
     assert result.returncode == 0, result.stderr

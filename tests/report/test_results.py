@@ -25,7 +25,7 @@ def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["format"]: row for row in results.collect({"config": config, "cells": list(cells)})["rows"]}
 
 
-def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path: Path) -> None:
+def test_a_paired_difference_is_seen_through_noise(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 10, window_losses(0)),
@@ -47,7 +47,7 @@ def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path:
     assert rows["reference"]["perplexity_ratio"] == {"ratio": 1.0, "low": 1.0, "high": 1.0, "tie": True}
 
 
-def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Path) -> None:
+def test_divergences_below_and_above_the_noise_floor_differ(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 10, window_losses(0), kld=0.0),
@@ -62,7 +62,7 @@ def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Pat
     assert rows["below"]["kld_noise_floor"] == 0.001
 
 
-def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floor(tmp_path: Path) -> None:
+def test_noise_floor_of_an_engine_of_likeliest_tokens(tmp_path: Path) -> None:
     def served(name: str, bound: float | None, **of_run: Any) -> dict[str, Any]:
         made = cell(tmp_path / name, name.partition(" ")[0], 10, window_losses(0.1))
         edit(made["quality"], lambda content: content["windows"].pop("kld"))
@@ -96,7 +96,7 @@ def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floo
     assert all(("above_noise_floor" in row["missing"]) == (row["above_noise_floor"] is None) for row in found)
 
 
-def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> None:
+def test_a_missing_noise_floor_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     reason = {"kind": "noise floor", "metrics_version": METRICS_VERSION, "summary": None, "reason": "one dtype"}
     Path(each["noise_floor"]).write_text(json.dumps(reason))
@@ -105,7 +105,7 @@ def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> No
     assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
-def test_a_quality_that_the_engine_does_not_tell_says_why(tmp_path: Path) -> None:
+def test_a_missing_quality_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     found = json.loads(Path(each["quality"]).read_text())
     kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
@@ -117,7 +117,7 @@ def test_a_quality_that_the_engine_does_not_tell_says_why(tmp_path: Path) -> Non
     assert collect(tmp_path, each)["reference"]["missing"]["perplexity"].endswith("another build; run again")
 
 
-def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path: Path) -> None:
+def test_a_difference_within_the_noise_is_a_tie(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 100, window_losses(0), kld=0.0),
@@ -144,7 +144,7 @@ def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path:
         ("prompts text", {"tokens_per_second"}),
     ],
 )
-def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path, edited: str, lost: set[str]) -> None:
+def test_results_from_before_an_edit_are_not_figures(tmp_path: Path, edited: str, lost: set[str]) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["quality"], lambda quality: quality["protocol"].update(perplexity="gptq-2048"))
     for text, part, name in (("evaluation", "quality", "text"), ("prompts", "latency", "prompts")):
@@ -173,7 +173,7 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
     assert (row["noise_floor"] is None) == (edited == "evaluation text")
 
 
-def test_what_was_still_to_be_made_again_is_no_figure_of_the_row(tmp_path: Path) -> None:
+def test_outdated_results_are_not_figures(tmp_path: Path) -> None:
     """It is there, and of the artifact that is there."""
     made = cell(tmp_path, "reference", 10, window_losses(0))
     assert results.make_row(made, {})["tokens_per_second"] == 10
@@ -327,7 +327,7 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
 
 
 @pytest.mark.parametrize("lost", ["artifact", "latency", "quality", "noise_floor"])
-def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, lost: str) -> None:
+def test_a_failed_part_leaves_cells_with_a_reason(tmp_path: Path, lost: str) -> None:
     cells = [cell(tmp_path, "reference", 10, window_losses(0)), cell(tmp_path, "broken", 20, window_losses(1))]
     path = Path(cells[1][lost])
     (path / "quantmill.json" if lost == "artifact" else path).unlink()

@@ -44,7 +44,7 @@ def test_it_is_a_schema() -> None:
     assert SCHEMA["properties"]["schema_version"]["const"] == results.SCHEMA_VERSION
 
 
-def test_its_columns_are_those_of_results_csv_in_order_with_their_units() -> None:
+def test_its_columns_are_those_of_results_csv() -> None:
     row = SCHEMA["$defs"]["row"]
     assert list(row["properties"])[: len(UNITS)] == list(UNITS)
     assert {name: column.get("unit", "") for name, column in DESCRIBED.items()} == UNITS
@@ -126,9 +126,7 @@ print(json.dumps({"fields": fields, "rows": table.to_pylist()}))
 """
 
 
-def test_parquet_holds_the_rows_of_results_csv_with_types_units_and_their_run(
-    call: Callable, tmp_path: Path, tools_python: Path
-) -> None:
+def test_parquet_holds_typed_rows_of_results_csv(call: Callable, tmp_path: Path, tools_python: Path) -> None:
     cells = [
         whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
         whole_cell(tmp_path, "random", 30.5, None, model="shape"),

@@ -100,7 +100,7 @@ def test_flips_and_the_verdict_are_those_of_the_answers(study: Callable) -> None
     assert "whether its answer is right" in mine["worse"]["missing"]["flips"]
 
 
-def test_what_is_within_the_noise_floor_is_a_tie_as_for_perplexity(study: Callable) -> None:
+def test_a_score_within_the_noise_floor_is_a_tie(study: Callable) -> None:
     whole = study(reference={"quiz": result(RIGHT)}, worse={"quiz": result(OTHER)})
     rows = results.collect(whole)["rows"]
     rows[1]["above_noise_floor"] = False
@@ -130,7 +130,7 @@ def test_an_empty_cell_says_why(study: Callable, content: Any, name: str, said: 
     assert empty == set(rows[1]["missing"])
 
 
-def test_columns_have_the_studys_names_and_shares_can_be_axes(study: Callable) -> None:
+def test_task_columns_have_the_studys_names(study: Callable) -> None:
     whole = study(reference={"quiz": result(RIGHT), "my-pages": pages(0)})
     collected = collect(whole)
     table, rows = tasks.widen(collected)
@@ -162,7 +162,7 @@ def test_the_worst_flips_come_first_with_their_texts(study: Callable) -> None:
     assert (first["was"], first["answer"], first["nats"]) == (0, 1, pytest.approx(9.07))
 
 
-def test_two_runs_beside_each_other_have_the_tasks_of_both(study: Callable) -> None:
+def test_two_runs_have_the_tasks_of_both(study: Callable) -> None:
     before = collect(study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}))
     after = {**before, "tasks": [{**entry, "score": 0.1} for entry in before["tasks"]]}
     table, rows = tasks.widen(merge_runs.merge(before, after))
