@@ -89,7 +89,7 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     study.add_row("fp16", model="of which nobody is to know")
     study.write()
     assert "nothing to send" in study.push("gptq-int4").stdout
-    study.row("gptq-int4")["tokens_per_second"] *= 2
+    study.row("gptq-int4")["deployed_tokens_per_second"] *= 2
     study.write()
     assert study.push("gptq-int4").returncode == 0
     assert hub.repositories[NAME].files["quality-speed.png"] != plot

@@ -15,7 +15,7 @@ from quantmill.report import page_header
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS, shown_columns
 from quantmill.report.labels import label
-from quantmill.report.markdown import cells, load_lines
+from quantmill.report.markdown import SAME, cells, load_lines
 from quantmill.report.numbers import MISSING
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
@@ -136,7 +136,7 @@ def table(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
     """The columns that a report shows at once; those that no row has are left out."""
     found = [words(row, reference) for row in rows]
     asked = [name for name in max(found, key=len) if name not in ("model", "device")]
-    headings = [name for name in asked if any(row.get(name, MISSING) != MISSING for row in found)]
+    headings = [name for name in asked if any(row.get(name, MISSING) not in (MISSING, SAME) for row in found)]
     lines = [
         headings,
         ["---"] * len(headings),

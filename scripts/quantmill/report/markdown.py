@@ -14,7 +14,7 @@ from quantmill.report.rows import Load, Mode, Results, Row, value_of
 SHORT = ("model", "format", "runs in", "tokens/s (95%)", "perplexity", "over the reference (95%, paired)", "size")
 SHARES = ("bandwidth_fraction", "client_cpu_fraction")  # figures that are shown as such and may exceed 1
 HEADING = ("new_tokens", "processes", "repeats")  # what the line above a table says of all its rows
-DEPLOYED = "tokens/s, deployed (95%)"
+DEPLOYED, SAME = "tokens/s, deployed (95%)", "the same"
 
 
 def ratio_to_reference(row: Row, reference: str) -> str:
@@ -83,7 +83,7 @@ def cells(row: Row, reference: str) -> dict[str, str]:
         "run": {},  # the label says it
         "engine": {"runs in": runs_in(row)},
         "tokens_per_second": {"tokens/s (95%)": speed(row, "tokens_per_second"), "other modes": other_modes(row)},
-        "deployed_tokens_per_second": {DEPLOYED: "the same" if same else speed(row, "deployed_tokens_per_second")},
+        "deployed_tokens_per_second": {DEPLOYED: SAME if same else speed(row, "deployed_tokens_per_second")},
         "perplexity": {"perplexity": number(row["perplexity"])},
         "nll_difference": {"over the reference (95%, paired)": ratio_to_reference(row, reference)},
         "bandwidth_fraction": {"of the bandwidth": MISSING if fraction is None or not cuda else f"{fraction:.0%}"},
