@@ -6,7 +6,7 @@ BIN := .venv/bin
 BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
-RUNS := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
+RECORDED := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
 AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 
@@ -98,9 +98,10 @@ lint: $(BOOTSTRAP)
 	PYTHONPATH=scripts $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
+	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json --check
 
 format: $(BOOTSTRAP)
 	$(BIN)/ruff check --fix .
@@ -162,8 +163,9 @@ readme:
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
-	for run in $(RUNS); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
+	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json
 
 clean:
 	rm -rf artifacts envs/*/ .snakemake

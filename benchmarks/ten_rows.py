@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measure one row ten times, on a quiet host or with an intermittent load, to check its interval and its marks.
 
-With --table, write recorded rows as a table.
+With --table, write recorded rows as a table; with --shares, how much other programs slowed them.
 
     python benchmarks/ten_rows.py quiet.json envs/torch/bin/python artifacts/demo/fp16
     python benchmarks/ten_rows.py busy.json envs/torch/bin/python artifacts/demo/fp16 --busy
     python benchmarks/ten_rows.py rows.json --table quiet.json busy.json
+    python benchmarks/ten_rows.py shares.json --shares quiet.json busy.json
 
 Each row is a run of scripts/quantmill/latency/measure.py by its engine's interpreter. The load is a process that keeps
 a processor busy for 2 to 8 seconds and then rests as long, at random times with a seed. A row is right if its interval
@@ -15,6 +16,8 @@ contains the pooled speed of all quiet rows, or of the other rows of its file if
 import argparse
 import json
 import random
+import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,9 +33,11 @@ sys.path.insert(0, str(REPO / "scripts"))
 from quantmill.common import bounded_json, surroundings  # noqa: E402
 from quantmill.common.atomic import write_json  # noqa: E402
 from quantmill.common.program import UserError, run  # noqa: E402
+from quantmill.metrics.bootstrap import student_t  # noqa: E402
 
 SPIN = "while True: pass"
 SPAN = 2.0, 8.0  # seconds for which the load is there, and then is not
+PROCESSORS = 2  # of the machine of the recorded rows
 KEPT = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
 
 
@@ -103,7 +108,7 @@ def explain(row: dict[str, Any], truth: float) -> str:
         return ""
     side = "slower" if row["tokens_per_second_high"] < truth else "faster"
     beyond = max(truth / row["tokens_per_second_high"], row["tokens_per_second_low"] / truth) - 1
-    why = "marked: it counts in no ranking" if row["interference"] else "nothing in the row says why"
+    why = "marked" if row["interference"] else "nothing in the row says why"
     return f"{side} by {beyond:.1%} beyond its end; {why}"
 
 
@@ -133,6 +138,33 @@ def table(paths: Sequence[Path]) -> list[dict[str, str]]:
     return found
 
 
+def share(row: dict[str, Any]) -> float:
+    """Mean share of the processors that other programs took, over all processes; up to 5% is not recorded."""
+    took = [re.search(r"other programs took (\d+)%", reason) for reason in row["interference"]]
+    return sum(int(found[1]) for found in took if found) / 100 / row["protocol"]["processes"]
+
+
+def shares(paths: Sequence[Path]) -> list[dict[str, str]]:
+    """Rows of a table, by the share of other programs: the speed over the unmarked rows', and whether it is below
+    the 95% interval of another unmarked row (Student's t)."""
+    rows = [row for path in paths for row in bounded_json.loads(path.read_bytes())["rows"]]
+    quiet = [row["tokens_per_second"] for row in rows if not row["interference"]]
+    middle = statistics.fmean(quiet)
+    half = student_t(len(quiet) - 1) * statistics.stdev(quiet) * (1 + 1 / len(quiet)) ** 0.5
+    spread, chance = (
+        f"{min(quiet) / middle:.2f} to {max(quiet) / middle:.2f}",
+        f"by chance {1 - half / middle:.2f}",
+    )
+    found = [("none above 5%", f"{len(quiet)}", spread, chance, "no")]
+    for row in sorted((row for row in rows if row["interference"]), key=share):
+        speed = row["tokens_per_second"]
+        slower = "yes" if speed < middle - half else "no"
+        worst = f"{1 - PROCESSORS * share(row):.2f}"
+        found.append((f"{share(row):.0%}", "1", f"{speed / middle:.2f}", worst, slower))
+    names = ("share of other programs", "rows", "speed", "speed if all threads wait for each other", "below chance")
+    return [dict(zip(names, each, strict=True)) for each in found]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("out", type=Path)
@@ -144,7 +176,11 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--new-tokens", type=int, default=64)
     arguments.add_argument("--table", type=Path, nargs="+", help="files of rows; OUT becomes their table")
+    arguments.add_argument("--shares", type=Path, nargs="+", help="files of rows; OUT becomes the table of shares")
     options = arguments.parse_args()
+    if options.shares:
+        write_json(options.out, shares(options.shares))
+        return
     if options.table:
         write_json(options.out, table(options.table))
         return

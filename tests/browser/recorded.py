@@ -7,11 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-from quantmill.report import axes, drawing, page, results
+from quantmill.report import axes, drawing, page
 
 
 def main(source: Path, target: Path) -> None:
-    collected = results.upgrade(json.loads(source.read_text(encoding="utf-8")))
+    collected = json.loads(source.read_text(encoding="utf-8"))
     absent = {"artifact": "none", "latency": "none", "quality": None, "absent": {}}
     absent["logs"] = {"latency": ["none"]}
     cells = [{"model": row["model"], "format": row["format"], **absent} for row in collected["rows"]]

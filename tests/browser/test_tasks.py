@@ -29,7 +29,7 @@ def answers(correct: list[int]) -> dict[str, Any]:
     return figures | {"metrics": {"acc,none": [sum(correct) / 40, 0.05]}, "local": False, "tasks": {"quiz": part}}
 
 
-def test_a_task_has_a_column_an_axis_and_its_worst_flips(tmp_path: Path, visit: Callable[..., Page]) -> None:
+def test_a_task_has_column_axis_and_worst_flips(tmp_path: Path, visit: Callable[..., Page]) -> None:
     cells = []
     for name, correct in (("reference", [1] * 30 + [0] * 10), ("small", [0] * 12 + [1] * 20 + [0] * 8)):
         cell = write_cell(tmp_path, "m", name, 100, 1.01 if name == "small" else 1, 10**6, [[1, 2, 3, 4]], seen=True)

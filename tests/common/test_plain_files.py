@@ -21,7 +21,7 @@ from quantmill.common.program import UserError
 from quantmill.fetch.prebuilt_layouts import ct2, packed
 from quantmill.plan import config, config_values, model_source
 from quantmill.plan.config_values import ConfigError
-from quantmill.report.compare import read as read_results
+from quantmill.report.reading import read_results
 from quantmill.tokens import plain_text
 
 TERABYTE = 10**12

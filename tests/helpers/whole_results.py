@@ -130,4 +130,5 @@ def collect_results(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def set_rate(row: dict[str, Any], rate: float, low: float, high: float) -> None:
-    row |= {"tokens_per_second": rate, "tokens_per_second_low": low, "tokens_per_second_high": high}
+    for name in ("tokens_per_second", "deployed_tokens_per_second"):
+        row |= {name: rate, f"{name}_low": low, f"{name}_high": high}

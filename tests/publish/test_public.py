@@ -13,7 +13,7 @@ from published_study import TOKEN, Study
 
 # texts of logs, devices and servers, and whether they may be published
 SENTENCES = {
-    "the device does not tell its energy": True,
+    "the device does not report its energy": True,
     "a large loss: its perplexity is 1.57 times fp16's": True,
     "1 of 368 answers have events of several tokens, 1.1 in the mean: gaps are those of events": True,
     "failed: gptq-int4@theirs is not steady": True,

@@ -35,7 +35,7 @@ ANY = [None, True, *NUMBERS, *TEXTS, *LISTS, *OBJECTS]
 
 
 def recorded(name: str, rows: tuple[int, ...]) -> dict[str, Any]:
-    """Some rows of a recorded study, with few windows, tasks and loads."""
+    """Return some rows of a recorded study, with few windows, tasks and loads."""
     content = json.loads((REPO / f"results/{name}/results.json").read_text())
     content["rows"] = [content["rows"][place] for place in rows]
     content |= {kind: content[kind][:3] for kind in ("tasks", "loads") if kind in content}
@@ -47,7 +47,7 @@ def recorded(name: str, rows: tuple[int, ...]) -> dict[str, Any]:
 
 
 def places(content: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything in a file, leaves and what holds them."""
+    """Yield the path of everything in a file, leaves and what holds them."""
     for key in content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ():
         yield (*where, key)
         yield from places(content[key], (*where, key))
@@ -74,7 +74,7 @@ def change(content: Any, where: tuple[Any, ...], random: random.Random) -> None:
 
 
 def outcome(program: Any, *arguments: str) -> str:
-    """How a program ended."""
+    """Return how a program ended."""
     sys.argv = ["program", *arguments]
     try:
         with contextlib.redirect_stdout(io.StringIO()):

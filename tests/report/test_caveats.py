@@ -1,5 +1,6 @@
-"""What qualifies a row's figures: disturbance, the device's bandwidth, loops in its texts, and the warnings."""
+"""Disturbance, deployed speeds, the device's bandwidth, loops in texts, and warnings of a row."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from conftest import REPO
 from whole_results import cell, edit, window_losses
 
-from quantmill.report import axes, caveats, repetition, results
+from quantmill.report import axes, caveats, pareto, repetition, results
 
 CONFIG = {"reference": "reference", "models": {"m": {}}}
 
@@ -33,18 +34,61 @@ def manifest(made: dict[str, Any], **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_a_disturbed_row_neither_dominates_nor_is_dominated_and_its_place_says_why(tmp_path: Path) -> None:
-    cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5)}
+def test_a_disturbed_speed_is_a_lower_bound(tmp_path: Path) -> None:
+    cells = {"reference": (10, 0), "slow": (5, 0), "loud-fast": (90, 0), "loud-slow": (1, 5), "better": (1, -5)}
     made = {name: cell(tmp_path, name, rate, window_losses(extra)) for name, (rate, extra) in cells.items()}
     rows = collect(*(disturb(each) if name.startswith("loud") else each for name, each in made.items()))
     assert {name: (row["pareto"], row["dominated_by"]) for name, row in rows.items()} == {
-        "reference": (True, []),  # which the disturbed 90 tokens/s would dominate
-        "slow": (False, ["reference"]),
-        "loud-fast": (None, None),
-        "loud-slow": (None, None),
+        "reference": (False, ["loud-fast"]),  # which is at least 81 tokens/s
+        "slow": (False, ["reference", "loud-fast"]),
+        "loud-fast": (True, []),
+        "loud-slow": (None, None),  # in truth it may be the fastest
+        "better": (True, []),
     }
-    assert "disturbed" in rows["loud-slow"]["missing"]["pareto"]
-    assert "measure it again" in rows["loud-fast"]["missing"]["pareto"]
+    assert rows["loud-slow"]["missing"]["pareto"] == (
+        "its speed was disturbed, so it is a lower bound, and leaves open whether it is on the front: as measured, "
+        "reference, slow, loud-fast, better would dominate it; measure it again"
+    )
+
+
+def test_where_every_speed_was_disturbed_there_is_no_front(tmp_path: Path) -> None:
+    rows = collect(*(disturb(cell(tmp_path, str(rate), rate, window_losses(0))) for rate in (10, 90)))
+    assert [row["missing"]["pareto"] for row in rows.values()] == [pareto.ALL_DISTURBED] * 2
+
+
+def way(made: dict[str, Any], mode: str, engine: str = "fake", **others: Any) -> dict[str, Any]:
+    edit(made["latency"], lambda content: content.update(mode=mode, engine=engine, **others))
+    return made | {"engine": engine}
+
+
+def test_a_front_rests_on_deployed_speeds(tmp_path: Path) -> None:
+    base = cell(tmp_path, "reference", 10, window_losses(0))
+    generated = json.loads(Path(base["latency"]).read_text())["summary"]
+    others = [{"mode": "generate", "refused": None, "summary": generated}]
+    cells = [
+        base,
+        way(cell(tmp_path, "captured", 90, window_losses(0)), "captured"),
+        way(cell(tmp_path, "both", 90, window_losses(0)), "captured", other_modes=others),
+        way(cell(tmp_path, "own", 900, window_losses(0)), "compiled", "quantmill-tvm"),
+    ]
+    rows = collect(*cells)
+    assert {name: row["deployed_tokens_per_second"] for name, row in rows.items()} == {
+        "reference": 10,
+        "captured": None,
+        "both": 10,
+        "own": None,
+    }
+    assert rows["captured"]["missing"]["pareto"] == ("decoded by Quantmill's CUDA graph; set latency.decode: generate")
+    assert rows["own"]["missing"]["deployed_tokens_per_second"] == "MLC-LLM was not run; docs/MLC.md says how"
+    assert {name: row["pareto"] for name, row in rows.items()} == {
+        "reference": True,
+        "captured": None,
+        "both": True,
+        "own": None,
+    }
+    asked = results.collect({"config": CONFIG | {"rank_own_speeds": True}, "cells": cells, "options": ""})["rows"]
+    assert [row["deployed_tokens_per_second"] for row in asked] == [10, 90, 90, 900]
+    assert [row["pareto"] for row in asked] == [False, False, False, True]
 
 
 def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[str, Any]:
@@ -59,7 +103,7 @@ def with_bandwidth(made: dict[str, Any], bandwidth: float, rate: float) -> dict[
     return made
 
 
-def test_rows_of_a_device_share_the_bandwidth_of_the_best_undisturbed_one(tmp_path: Path) -> None:
+def test_rows_share_the_best_undisturbed_bandwidth(tmp_path: Path) -> None:
     made = [with_bandwidth(cell(tmp_path, f"f{i}", 10, None), *each) for i, each in enumerate([(400, 2), (1000, 3)])]
     loud = disturb(with_bandwidth(cell(tmp_path, "loud", 10, None), 5000, 4))
     elsewhere = with_bandwidth(cell(tmp_path, "elsewhere", 10, None), 7000, 7)
@@ -81,7 +125,7 @@ def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return axes.points(list(rows.values()))
 
 
-def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_all_and_marked(tmp_path: Path) -> None:
+def test_bandwidth_of_disturbed_rows_alone_is_the_best_and_marked(tmp_path: Path) -> None:
     sizes = {"one": 400, "other": 500}
     rows = collect(*(disturb(with_bandwidth(cell(tmp_path, name, 10, None), b, 1)) for name, b in sizes.items()))
     assert all(row["device_bandwidth"] == {"bytes_per_second": 500, "disturbed": True} for row in rows.values())
@@ -106,9 +150,7 @@ def test_where_every_row_of_a_device_was_disturbed_its_bandwidth_is_the_best_of_
         ([], None),
     ],
 )
-def test_an_output_that_repeats_a_short_cycle_to_its_end_is_a_loop(
-    ids: list[int], found: tuple[int, int] | None
-) -> None:
+def test_a_cycle_that_lasts_to_the_end_is_a_loop(ids: list[int], found: tuple[int, int] | None) -> None:
     assert repetition.find(ids) == found
 
 
@@ -126,11 +168,11 @@ def test_what_a_processor_does_with_products_is_a_warning(tmp_path: Path, kind: 
     assert collect(made)["reference"]["warnings"] == [f"its {kind} products {said}: {advice}"]
 
 
-def test_of_a_server_that_tells_no_tokens_no_loop_is_known() -> None:
+def test_a_server_without_tokens_has_no_loops() -> None:
     assert repetition.of_result({"prompts": [{"output_ids": [], "output_text": "a a a"}] * 2}) is None
 
 
-def test_loops_of_the_recorded_demo_are_those_that_one_reads_in_its_texts() -> None:
+def test_loops_of_the_recorded_demo_are_real() -> None:
     recorded = json.loads((REPO / "results/h200/demo/latency/ct2-int8.json").read_text())
     found = repetition.of_result(recorded)
     assert (found["prompts"], found["of"], found["first_token"]) == (3, 9, 37)
@@ -147,49 +189,42 @@ STAYS = [*range(100, 150), *[1, 2] * 30]  # a loop from token 51 on
 LEAVES = list(range(110))
 
 
-def test_a_row_says_after_how_many_prompts_it_loops_and_whether_the_reference_does_too(tmp_path: Path) -> None:
-    late = [*range(100, 160), *[9] * 50]
-    rows = collect(
-        outputs(cell(tmp_path, "reference", 10, window_losses(0)), STAYS, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "habit", 10, window_losses(0)), late, LEAVES, LEAVES),
-        outputs(cell(tmp_path, "own", 10, window_losses(0)), late, STAYS, LEAVES),
-        outputs(cell(tmp_path, "none", 10, window_losses(0)), LEAVES, LEAVES, LEAVES),
-    )
-    assert rows["own"]["degenerate"] == {
-        "prompts": 2,
-        "of": 3,
-        "first_token": 51,
-        "loops": [
-            {"prompt": 1, "token": 61, "period": 1, "reference_too": True},
-            {"prompt": 2, "token": 51, "period": 2, "reference_too": False},
-        ],
-    }
-    assert rows["none"]["degenerate"] == {"prompts": 0, "of": 3, "first_token": None, "loops": []}
-    assert {name: row["warnings"] for name, row in rows.items()} == {
-        "reference": [
-            "falls into a loop after 1 of 3 prompts, from token 51 on; decoded greedily, many small models do"
-        ],
-        "habit": [
-            "falls into a loop after 1 of 3 prompts, from token 61 on; reference does after the same prompt: the "
-            "model's own habit"
-        ],
+def looping(folder: Path, name: str, loops: int) -> dict[str, Any]:
+    """Make a row of nine prompts that loops after the first `loops` of them."""
+    return outputs(cell(folder, name, 10, window_losses(0)), *[STAYS] * loops, *[LEAVES] * (9 - loops))
+
+
+def test_a_row_that_loops_significantly_more_is_marked(tmp_path: Path) -> None:
+    loops = {"reference": 1, "habit": 1, "chance": 4, "own": 5, "none": 0}
+    rows = collect(*(looping(tmp_path, name, count) for name, count in loops.items()))
+    found = rows["own"]["degenerate"]
+    assert (found["prompts"], found["of"], found["first_token"]) == (5, 9, 51)
+    assert found["loops"][:2] == [
+        {"prompt": 1, "token": 51, "period": 2, "reference_too": True},
+        {"prompt": 2, "token": 51, "period": 2, "reference_too": False},
+    ]
+    # McNemar's test rejects at 4 against 0, not at 3 against 0: (b - c)^2 > 1.96^2 (b + c)
+    assert found["reference"]["prompts"] == 1 and found["reference"]["difference_low"] > 0
+    assert rows["chance"]["degenerate"]["reference"]["difference_low"] < 0
+    assert rows["none"]["degenerate"]["loops"] == []
+    assert {name: row["warnings"] for name, row in rows.items() if row["warnings"]} == {
         "own": [
-            "falls into a loop after 2 of 3 prompts, from token 51 on at the earliest; reference does after 1 of these"
-        ],
-        "none": [],
+            "falls into a loop after 5 of 9 prompts, reference after 1 (95% interval of the difference +1% to +73%)"
+        ]
     }
-    counted = {name: len(caveats.for_verdict(row)) for name, row in rows.items()}
-    assert counted == {"reference": 0, "habit": 0, "own": 1, "none": 0}
+    assert caveats.habits(list(rows.values()), "reference") == [
+        "A habit of m: decoded greedily, reference falls into a loop after 1 of 9 prompts. A format is marked only if "
+        "it does so significantly more often."
+    ]
 
 
-def test_without_the_references_texts_a_loop_is_nobodys_habit(tmp_path: Path) -> None:
+def test_without_the_references_texts_a_loop_is_a_warning(tmp_path: Path) -> None:
     row = collect(outputs(cell(tmp_path, "alone", 10, None), STAYS))["alone"]
     assert row["degenerate"]["loops"][0]["reference_too"] is None
-    assert row["warnings"] == ["falls into a loop after 1 of 1 prompts, from token 51 on"]
-    assert caveats.for_verdict(row) == row["warnings"]
+    assert row["warnings"] == ["falls into a loop after 1 of 1 prompts; there is no reference to compare with"]
 
 
-def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_path: Path) -> None:
+def test_a_large_loss_is_a_warning(tmp_path: Path) -> None:
     rows = collect(
         cell(tmp_path, "reference", 10, window_losses(0)),
         cell(tmp_path, "below", 10, window_losses(20.2)),  # exp(20.2 / 50) = 1.498 by words
@@ -202,7 +237,7 @@ def test_a_loss_of_more_than_half_the_references_perplexity_is_a_warning(tmp_pat
     }
 
 
-def test_an_artifact_that_nobody_checked_is_a_warning_and_old_gates_are_none(tmp_path: Path) -> None:
+def test_an_unchecked_artifact_is_a_warning(tmp_path: Path) -> None:
     gates = {
         "none": None,
         "old": {"perplexity": 42.9, "reference": 42.8, "factor": 1.5, "windows": 8},
@@ -235,7 +270,7 @@ def test_experts_that_no_text_reached_are_a_warning(tmp_path: Path) -> None:
     }
 
 
-def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_path: Path) -> None:
+def test_an_unchecked_artifact_has_no_place_on_the_front(tmp_path: Path) -> None:
     losses = window_losses(0)
     fast = manifest(cell(tmp_path, "fast", 99, losses), gate={"faithful": {"unchecked": "no engine reads them"}})
     rows = collect(cell(tmp_path, "reference", 10, losses), fast)
@@ -246,7 +281,7 @@ def test_an_artifact_that_nobody_checked_is_on_no_front_and_dominates_none(tmp_p
     assert rows["fast"]["missing"]["pareto"].endswith("so it is not compared: no engine reads them")
 
 
-def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsewhere(tmp_path: Path) -> None:
+def test_group_size_is_that_of_the_tool_or_has_a_reason(tmp_path: Path) -> None:
     parameters = {
         "gptq": {"group_size": 64},
         "awq": {"q_group_size": 128},
@@ -258,17 +293,12 @@ def test_the_group_size_is_what_the_tool_was_given_and_empty_with_a_reason_elsew
     assert sizes == {"gptq": 64, "awq": 128, "other": None, "old": None}
     assert {name for name, row in rows.items() if "group_size" in row["missing"]} == {"other", "old"}
     results.write_csv(tmp_path / "r.csv", list(rows.values()))
-    assert [line.rsplit(",", 1)[1] for line in (tmp_path / "r.csv").read_text().splitlines()] == [
-        "group_size",
-        "64",
-        "128",
-        "",
-        "",
-    ]
+    with (tmp_path / "r.csv").open() as file:
+        assert [line["group_size"] for line in csv.DictReader(file)] == ["64", "128", "", ""]
 
 
 @pytest.mark.parametrize("text", ["evaluation", "prompts", "calibration"])
-def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: Path, text: str) -> None:
+def test_different_tokenizers_are_a_warning_of_every_row(tmp_path: Path, text: str) -> None:
     made = [cell(tmp_path, name, 10, window_losses(0)) for name in ("reference", "other")]
     tokens = tmp_path / "tokens"
     tokens.mkdir()
@@ -281,14 +311,14 @@ def test_tokens_that_others_read_otherwise_are_a_warning_of_every_row(tmp_path: 
     assert not any("tokens where" in said for row in collect(*made).values() for said in row["warnings"])
 
 
-def test_a_server_that_does_not_tell_how_it_reads_prompts_has_a_warning(tmp_path: Path) -> None:
+def test_a_server_without_prompt_ids_has_a_warning(tmp_path: Path) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content["versions"].update({"prompts' ids": "not told"}))
-    said = "its server does not tell as how many tokens it reads a prompt's text"
+    said = "its server does not report the number of a prompt's tokens"
     assert said in collect(made)["reference"]["warnings"]
 
 
-def test_that_nobody_knows_what_disturbed_a_servers_row_is_said_once(tmp_path: Path) -> None:
+def test_an_unknown_disturbance_of_a_server_is_said_once(tmp_path: Path) -> None:
     words = "the server runs on another host, so interference from other programs is unknown"
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update(versions={"disturbance": words}))

@@ -33,16 +33,16 @@ def recorded() -> Results:
 
 
 def part(content: Results, *formats: str) -> Results:
-    """The rows of these formats, as of a study of their own."""
+    """Return the rows of these formats as a study of their own."""
     return copy.deepcopy(content | {"rows": [row for row in content["rows"] if row["format"] in formats]})
 
 
 def rows(merged: Results) -> dict[str, dict[str, Any]]:
-    """The rows by label; of several with one label the last."""
+    """Return the rows by label; of several with one label the last."""
     return {label(row): row for row in merged["rows"]}
 
 
-def test_rows_that_were_measured_alike_are_compared_as_in_one_study(recorded: Results) -> None:
+def test_rows_measured_alike_are_compared(recorded: Results) -> None:
     studies = {"a": part(recorded, "fp16", "ct2-int8", "mlc-q4f16_1"), "b": part(recorded, "ct2-float16", "gptq-int4")}
     merged, origins = merge_studies.merge(studies)
     assert origins == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1)]
@@ -97,7 +97,7 @@ def test_a_row_without_a_speed_stays_with_its_study(recorded: Results) -> None:
     assert list(merged["config"]["models"]) == ["demo"]
 
 
-def test_what_two_studies_call_alike_is_told_apart_and_what_both_have_is_once(recorded: Results) -> None:
+def test_equal_names_are_distinguished_and_shared_rows_appear_once(recorded: Results) -> None:
     again = part(recorded, "fp16", "ct2-int8")
     again["rows"][1]["latency_summary"] |= {"tokens_per_second": 1.0}
     merged, origins = merge_studies.merge({"a": part(recorded, "fp16", "ct2-int8"), "b": again})
@@ -135,9 +135,7 @@ def test_studies_that_compare_with_different_references_are_refused(recorded: Re
         merge_studies.merge({"a": recorded, "b": other})
 
 
-def test_files_folders_cards_and_the_hub_make_one_table_and_one_page(
-    recorded: Results, tmp_path: Path, tools_python: Path
-) -> None:
+def test_files_folders_and_cards_make_one_page(recorded: Results, tmp_path: Path, tools_python: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one/results.json").write_text(json.dumps(part(recorded, "fp16")))
     (tmp_path / "two").mkdir()

@@ -41,7 +41,7 @@ def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
-    """The report of a study by a program that has one more column."""
+    """Make the report of a study by a program that has one more column."""
     cells = [
         whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
         whole_cell(tmp_path, "other", 20.0, window_losses(1)),
@@ -55,7 +55,7 @@ def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
     return tmp_path / "report"
 
 
-def test_a_new_column_is_in_the_csv_the_parquet_the_page_the_schema_and_the_readme(
+def test_a_new_column_is_in_every_output(
     report: Path, call: Callable, tools_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (report / "results.csv").open() as file:
@@ -116,20 +116,20 @@ def test_the_published_schema_has_the_columns_of_the_table() -> None:
     assert json.loads(columns.SCHEMA.read_text()) == columns.schema(), "run scripts/quantmill/report/write_schema.py"
 
 
-def test_every_judge_of_the_table_is_there_and_knows_which_way_is_better() -> None:
+def test_every_judge_exists_and_knows_the_better_direction() -> None:
     compared = comparison.figures()
     assert [column.name for column in compared][:2] == ["tokens_per_second", "perplexity"]
     assert all(column.judge in comparison.JUDGES and column.better for column in compared)
 
 
 def run_of(made: dict[str, Any], run: str, format: str, **more: Any) -> dict[str, Any]:
-    """A cell as another run of a format."""
+    """Return a cell as another run of a format."""
     for path in (made["latency"], made["quality"]):
         edit(path, lambda content: content.update(more))
     return made | {"format": format, "run": run} | more
 
 
-def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_path: Path) -> None:
+def test_a_run_is_compared_with_the_references_default_run(tmp_path: Path) -> None:
     rows = collect(
         run_of(cell(tmp_path, "first", 5, window_losses(1)), "slow", "reference"),
         cell(tmp_path, "reference", 10, window_losses(0)),
@@ -152,22 +152,13 @@ def test_a_run_is_a_row_of_its_own_against_the_default_run_of_the_reference(tmp_
 @pytest.mark.parametrize(
     ("name", "measured", "asked"), [("options", {"a": 1}, {"a": 2}), ("gpus", 1, 2), ("engine", "transformers", "vllm")]
 )
-def test_what_another_run_measured_is_no_figure_of_the_row(
-    tmp_path: Path, name: str, measured: object, asked: object
-) -> None:
+def test_another_runs_results_are_not_figures(tmp_path: Path, name: str, measured: object, asked: object) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["latency"], lambda content: content.update({name: measured}))
-    row = results.row(made | {name: asked}, CONFIG)
+    row = results.make_row(made | {name: asked}, CONFIG)
     assert row["tokens_per_second"] is None
     assert row["missing"]["tokens_per_second"] == f"was measured with another {name}; run again"
-    assert results.row(made | {name: measured}, CONFIG)["tokens_per_second"] == 10
-
-
-def test_an_engine_that_was_renamed_is_the_same_one(tmp_path: Path) -> None:
-    made = cell(tmp_path, "reference", 10, window_losses(0))
-    edit(made["latency"], lambda content: content.update(engine="mlc"))
-    row = results.row(made | {"engine": "quantmill-tvm"}, CONFIG)
-    assert (row["engine"], row["tokens_per_second"]) == ("quantmill-tvm", 10)
+    assert results.make_row(made | {name: measured}, CONFIG)["tokens_per_second"] == 10
 
 
 def test_rows_of_several_gpus_are_of_another_device(tmp_path: Path) -> None:
@@ -184,7 +175,7 @@ def test_somebody_elses_artifact_says_so(tmp_path: Path) -> None:
     row = collect(made)["reference"]
     assert row["build_s"] is None
     assert row["missing"]["build_s"] == "not built here"
-    assert row["warnings"] == ["not built here: somebody else's artifact"]
+    assert row["warnings"] == ["not built here: another publisher's artifact"]
     assert row["prebuilt"] is True
 
 

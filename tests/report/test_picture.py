@@ -12,7 +12,6 @@ from conftest import REPO
 
 from quantmill.report import axes
 from quantmill.report.label_placement import Box, LabelPosition, hidden, places
-from quantmill.report.results import upgrade
 
 SIZE = (820.0, 520.0)
 POINT = 6.0  # pixels from a point's middle to its rim
@@ -20,8 +19,8 @@ PAIR = ("perplexity_loss", "bits_per_weight")
 
 
 def rows(run: str) -> list[dict[str, Any]]:
-    """The rows of recorded results, as plots take them."""
-    return axes.points(upgrade(json.loads((REPO / run / "results.json").read_text()))["rows"])
+    """Return the rows of recorded results, as plots take them."""
+    return axes.points(json.loads((REPO / run / "results.json").read_text())["rows"])
 
 
 def row(format: str, size: float | None, loss: float | None, model: str = "m", **more: Any) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def around(point: tuple[float, float]) -> Box:
     return x - POINT, y - POINT, x + POINT, y + POINT
 
 
-def test_the_front_holds_what_no_smaller_row_of_the_model_beats_on_whichever_device() -> None:
+def test_the_size_front_spans_devices() -> None:
     content = [
         row("reference", 16, 0),
         row("dominated", 9, 0.2, device="a"),
@@ -61,7 +60,7 @@ def test_the_front_holds_what_no_smaller_row_of_the_model_beats_on_whichever_dev
     assert axes.smallest(answers, "task_quiz_score", PAIR[1]) == [False, True]
 
 
-def test_the_loss_is_the_ratio_less_one_with_its_interval() -> None:
+def test_the_loss_is_the_ratio_less_one() -> None:
     found = {each["cell"]: each for each in rows("results/smollm2-h200")}
     assert [found["fp16"][name] for name in axes.LOSS] == [0, 0, 0]
     loss, low, high = (found["gguf-q4_k_m"][name] for name in axes.LOSS)
@@ -79,7 +78,7 @@ def test_the_loss_is_the_ratio_less_one_with_its_interval() -> None:
     ],
     ids=["one", "corners", "heap", "front"],
 )
-def test_labels_hide_no_point_and_no_other_label_and_stay_within(points: list[tuple[float, float]]) -> None:
+def test_labels_hide_nothing_and_stay_within(points: list[tuple[float, float]]) -> None:
     names = [f"gguf-iq{i}_xs" for i in range(len(points))]
     found = places(points, names, [around(point) for point in points], SIZE)
     boxes = [place.box(name) for place, name in zip(found, names, strict=True)]
@@ -98,7 +97,7 @@ def test_a_label_without_neighbours_is_right_of_its_point() -> None:
 
 
 @pytest.mark.parametrize("run", ["results/demo", "results/h200", "results/smollm2", "results/smollm2-h100"])
-def test_recorded_pictures_of_speeds_name_every_row_that_has_both_figures_and_its_engine(run: str) -> None:
+def test_recorded_pictures_of_speeds_name_every_row(run: str) -> None:
     said = texts((REPO / run / "quality-speed.svg").read_text())
     drawn = [each for each in rows(run) if None not in (each["perplexity"], each["tokens_per_second"])]
     assert len({each["model"] for each in drawn}) == 1 < len(drawn)
@@ -107,9 +106,7 @@ def test_recorded_pictures_of_speeds_name_every_row_that_has_both_figures_and_it
 
 
 @pytest.mark.parametrize("run", ["results/smollm2", "results/smollm2-h200"])
-def test_recorded_pictures_name_every_row_that_has_a_quality_and_are_what_the_report_draws(
-    run: str, tmp_path: Path, tools_python: Path
-) -> None:
+def test_recorded_pictures_are_what_the_report_draws(run: str, tmp_path: Path, tools_python: Path) -> None:
     command = [tools_python, REPO / "scripts/quantmill", "report.collect", REPO / run, "--out", tmp_path]
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

@@ -25,7 +25,7 @@ def collect(folder: Path, *cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["format"]: row for row in results.collect({"config": config, "cells": list(cells)})["rows"]}
 
 
-def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path: Path) -> None:
+def test_a_paired_difference_is_seen_through_noise(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 10, window_losses(0)),
@@ -47,7 +47,7 @@ def test_a_paired_difference_is_seen_through_the_noise_between_windows(tmp_path:
     assert rows["reference"]["perplexity_ratio"] == {"ratio": 1.0, "low": 1.0, "high": 1.0, "tie": True}
 
 
-def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Path) -> None:
+def test_divergences_below_and_above_the_noise_floor_differ(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 10, window_losses(0), kld=0.0),
@@ -62,7 +62,7 @@ def test_a_divergence_below_the_noise_floor_is_told_from_one_above(tmp_path: Pat
     assert rows["below"]["kld_noise_floor"] == 0.001
 
 
-def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floor(tmp_path: Path) -> None:
+def test_noise_floor_of_an_engine_of_likeliest_tokens(tmp_path: Path) -> None:
     def served(name: str, bound: float | None, **of_run: Any) -> dict[str, Any]:
         made = cell(tmp_path / name, name.partition(" ")[0], 10, window_losses(0.1))
         edit(made["quality"], lambda content: content["windows"].pop("kld"))
@@ -96,7 +96,7 @@ def test_an_engine_of_likeliest_tokens_has_the_reference_in_it_as_its_noise_floo
     assert all(("above_noise_floor" in row["missing"]) == (row["above_noise_floor"] is None) for row in found)
 
 
-def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> None:
+def test_a_missing_noise_floor_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     reason = {"kind": "noise floor", "metrics_version": METRICS_VERSION, "summary": None, "reason": "one dtype"}
     Path(each["noise_floor"]).write_text(json.dumps(reason))
@@ -105,7 +105,7 @@ def test_a_noise_floor_that_could_not_be_measured_says_why(tmp_path: Path) -> No
     assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
-def test_a_quality_that_the_engine_does_not_tell_says_why(tmp_path: Path) -> None:
+def test_a_missing_quality_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     found = json.loads(Path(each["quality"]).read_text())
     kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
@@ -117,7 +117,7 @@ def test_a_quality_that_the_engine_does_not_tell_says_why(tmp_path: Path) -> Non
     assert collect(tmp_path, each)["reference"]["missing"]["perplexity"].endswith("another build; run again")
 
 
-def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path: Path) -> None:
+def test_a_difference_within_the_noise_is_a_tie(tmp_path: Path) -> None:
     rows = collect(
         tmp_path,
         cell(tmp_path, "reference", 100, window_losses(0), kld=0.0),
@@ -144,7 +144,7 @@ def test_what_is_within_the_noise_is_a_tie_however_narrow_the_interval(tmp_path:
         ("prompts text", {"tokens_per_second"}),
     ],
 )
-def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path, edited: str, lost: set[str]) -> None:
+def test_results_from_before_an_edit_are_not_figures(tmp_path: Path, edited: str, lost: set[str]) -> None:
     made = cell(tmp_path, "reference", 10, window_losses(0))
     edit(made["quality"], lambda quality: quality["protocol"].update(perplexity="gptq-2048"))
     for text, part, name in (("evaluation", "quality", "text"), ("prompts", "latency", "prompts")):
@@ -153,7 +153,7 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
         Path(made[text]).write_text('{"text_sha256": "x"}')
     edit(made["noise_floor"], lambda floor: floor["protocol"].update(text_sha256="x"))
     config = {"latency": {"new_tokens": 2, "decode": "captured"}, "perplexity": "gptq-2048"}
-    row = results.row(made, config)
+    row = results.make_row(made, config)
     assert (row["tokens_per_second"], row["perplexity"]) == (10, 2)
     why = f"was measured with another {edited}; run again"
     if edited == "another build":
@@ -166,22 +166,22 @@ def test_what_was_measured_before_an_edit_is_no_figure_of_the_row(tmp_path: Path
         Path(made[edited.split()[0]]).write_text('{"text_sha256": "of another one"}')
     else:
         config |= {"perplexity": "llamacpp-512"} if edited == "perplexity" else {"latency": {"new_tokens": 3}}
-    row = results.row(made, config)
+    row = results.make_row(made, config)
     for name in ("tokens_per_second", "perplexity"):
         assert (row[name] is None) == (name in lost)
         assert row["missing"].get(name) == (why if name in lost else None)
     assert (row["noise_floor"] is None) == (edited == "evaluation text")
 
 
-def test_what_was_still_to_be_made_again_is_no_figure_of_the_row(tmp_path: Path) -> None:
+def test_outdated_results_are_not_figures(tmp_path: Path) -> None:
     """It is there, and of the artifact that is there."""
     made = cell(tmp_path, "reference", 10, window_losses(0))
-    assert results.row(made, {})["tokens_per_second"] == 10
-    row = results.row(made | {"outdated": ["latency"]}, {})
+    assert results.make_row(made, {})["tokens_per_second"] == 10
+    row = results.make_row(made | {"outdated": ["latency"]}, {})
     assert (row["tokens_per_second"], row["perplexity"]) == (None, 2)
-    assert results.failures(row) == ["is of before the last edit; run again"]
+    assert results.failures(row) == ["is older than the last edit; run again"]
     Path(made["logs"]["latency"][0]).write_text("error: the card fell off\n")
-    assert results.failures(results.row(made | {"outdated": ["latency"]}, {})) == ["failed: the card fell off"]
+    assert results.failures(results.make_row(made | {"outdated": ["latency"]}, {})) == ["failed: the card fell off"]
 
 
 def test_pareto_front_counts_ties_as_equal(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_disturbed_a_measurement_marks_its_row(tmp_path: Path) -> None:
     speed["summary"]["joules_per_token"] = None
     path.write_text(json.dumps(speed))
     row = collect(tmp_path, each)["noisy"]
-    assert row["missing"]["joules_per_token"].startswith("the device does not tell its energy")
+    assert row["missing"]["joules_per_token"].startswith("the device does not report its energy")
     results.write_csv(tmp_path / "r.csv", [row])
     with (tmp_path / "r.csv").open() as file:
         (line,) = csv.DictReader(file)
@@ -240,7 +240,8 @@ def test_columns_are_those_of_the_contract() -> None:
         "kld_median,kld_p99,top1_agreement,ttft_ms_p50,tpot_ms_p50,tpot_ms_p99,tokens_per_second,tokens_per_second_low,"
         "tokens_per_second_high,peak_memory_bytes,bandwidth_fraction,pareto,build_s,joules_per_token,interference,"
         "kld_lower_bound,kld_p999,kld_max,kld_noise_floor,above_noise_floor,delta_p_rms,nll_difference,nll_difference_low,"
-        "nll_difference_high,nll_verdict,group_size"
+        "nll_difference_high,nll_verdict,group_size,deployed_tokens_per_second,deployed_tokens_per_second_low,"
+        "deployed_tokens_per_second_high"
     )
 
 
@@ -249,7 +250,7 @@ def test_results_of_another_metrics_version_are_refused(tmp_path: Path) -> None:
     path = Path(each["latency"])
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metrics_version": METRICS_VERSION + 1}))
     with pytest.raises(UserError, match="measure again"):
-        results.row(each, {})
+        results.make_row(each, {})
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_the_page_holds_hostile_names_as_data(call: Callable, tmp_path: Path, to
 
 
 @pytest.mark.parametrize("lost", ["artifact", "latency", "quality", "noise_floor"])
-def test_a_part_that_failed_leaves_its_cells_empty_and_says_why(tmp_path: Path, lost: str) -> None:
+def test_a_failed_part_leaves_cells_with_a_reason(tmp_path: Path, lost: str) -> None:
     cells = [cell(tmp_path, "reference", 10, window_losses(0)), cell(tmp_path, "broken", 20, window_losses(1))]
     path = Path(cells[1][lost])
     (path / "quantmill.json" if lost == "artifact" else path).unlink()

@@ -17,7 +17,7 @@ Change = Callable[[Run], object]
 
 
 def row(content: Run) -> dict[str, Any]:
-    """A row with a speed and a quality."""
+    """Return a row with a speed and a quality."""
     return content["rows"][1]
 
 
@@ -96,31 +96,31 @@ def test_what_is_wrong_is_one_line_with_its_place(before: Run, tmp_path: Path, n
     path = tmp_path / "results.json"
     path.write_text(json.dumps(before))
     with pytest.raises(UserError) as error:
-        reading.read(path)
+        reading.read_results(path)
     assert str(error.value).startswith(f"{path}: ")
     assert said in str(error.value).replace(f"{path}: ", "", 1)
     assert str(error.value).isprintable()
 
 
-def test_a_good_file_is_what_it_was_and_has_a_reason_for_each_empty_column(before: Run, tmp_path: Path) -> None:
+def test_a_good_file_is_read_unchanged(before: Run, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps(before))
-    assert reading.read(path) == before
+    assert reading.read_results(path) == before
     empty = next(name for name, why in before["rows"][2]["missing"].items() if why == "random weights")
     del before["rows"][2]["missing"][empty]
     path.write_text(json.dumps(before))
-    assert reading.read(path)["rows"][2]["missing"][empty] == "the file does not say why"
+    assert reading.read_results(path)["rows"][2]["missing"][empty] == "the file does not say why"
 
 
 @pytest.mark.parametrize("path", sorted(REPO.glob("results/*/results.json")), ids=lambda path: path.parent.name)
 def test_recorded_runs_are_read(path: Path) -> None:
     recorded = json.loads(path.read_text())
-    assert [each["model"] for each in reading.read(path)["rows"]] == [each["model"] for each in recorded["rows"]]
+    assert [each["model"] for each in reading.read_results(path)["rows"]] == [
+        each["model"] for each in recorded["rows"]
+    ]
 
 
-def test_two_files_that_count_the_words_of_one_text_differently(
-    before: Run, after: Run, compare: Callable, tmp_path: Path
-) -> None:
+def test_two_files_that_count_words_differently(before: Run, after: Run, compare: Callable, tmp_path: Path) -> None:
     for each in after["rows"][:2]:
         each["quality_windows"]["counts"] = [1e-3] * 30
         each["quality_windows"]["nll"] = [0.1] * 30
@@ -131,7 +131,7 @@ def test_two_files_that_count_the_words_of_one_text_differently(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_file_that_was_changed_at_random_is_shown_or_refused(tools_python: Path, call: Callable, seed: int) -> None:
+def test_a_randomly_changed_file_is_shown_or_refused(tools_python: Path, call: Callable, seed: int) -> None:
     """With a page and with a collection: 100 ends of each seed."""
     result = call(tools_python, "tests/report/results_fuzz.py", str(seed), "50")
     assert result.returncode == 0, result.stderr

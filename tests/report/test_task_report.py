@@ -21,7 +21,7 @@ OTHER = [0] * 15 + [1] * 45 + [1] * 3 + [0] * 37
 
 
 def result(correct: list[int], changed: int = 0, **more: Any) -> dict[str, Any]:
-    """What a result file says of a task with two choices and documents whose answer is always the first."""
+    """Return the result of a task with two choices and documents whose answer is always the first."""
     answers = [0 if each else 1 for each in correct]
     answers[-changed or len(answers) :] = [2] * changed
     scores = [[-1.0, -2.0 - number / 100, -3.0] for number in range(len(correct))]
@@ -35,7 +35,7 @@ def result(correct: list[int], changed: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def pages(extra: float) -> dict[str, Any]:
-    """The same of a task that rolls over ten texts of 50 words, `extra` nats more each."""
+    """Return the result of a task that rolls over ten texts of 50 words, `extra` nats more each."""
     part = result([1])["tasks"]["quiz"] | {
         "output_type": "loglikelihood_rolling",
         "documents": 10,
@@ -49,7 +49,7 @@ def pages(extra: float) -> dict[str, Any]:
 
 @pytest.fixture
 def study(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A study of cells by name, of which each has results of tasks, or a reason why its file is not there."""
+    """Make a study of cells by name, each with results of tasks, or a reason why its file is missing."""
 
     def make(**found: Any) -> dict[str, Any]:
         cells = []
@@ -100,7 +100,7 @@ def test_flips_and_the_verdict_are_those_of_the_answers(study: Callable) -> None
     assert "whether its answer is right" in mine["worse"]["missing"]["flips"]
 
 
-def test_what_is_within_the_noise_floor_is_a_tie_as_for_perplexity(study: Callable) -> None:
+def test_a_score_within_the_noise_floor_is_a_tie(study: Callable) -> None:
     whole = study(reference={"quiz": result(RIGHT)}, worse={"quiz": result(OTHER)})
     rows = results.collect(whole)["rows"]
     rows[1]["above_noise_floor"] = False
@@ -130,7 +130,7 @@ def test_an_empty_cell_says_why(study: Callable, content: Any, name: str, said: 
     assert empty == set(rows[1]["missing"])
 
 
-def test_columns_have_the_studys_names_and_shares_can_be_axes(study: Callable) -> None:
+def test_task_columns_have_the_studys_names(study: Callable) -> None:
     whole = study(reference={"quiz": result(RIGHT), "my-pages": pages(0)})
     collected = collect(whole)
     table, rows = tasks.widen(collected)
@@ -162,7 +162,7 @@ def test_the_worst_flips_come_first_with_their_texts(study: Callable) -> None:
     assert (first["was"], first["answer"], first["nats"]) == (0, 1, pytest.approx(9.07))
 
 
-def test_two_runs_beside_each_other_have_the_tasks_of_both(study: Callable) -> None:
+def test_two_runs_have_the_tasks_of_both(study: Callable) -> None:
     before = collect(study(reference={"quiz": result(RIGHT), "my-pages": pages(0)}))
     after = {**before, "tasks": [{**entry, "score": 0.1} for entry in before["tasks"]]}
     table, rows = tasks.widen(merge_runs.merge(before, after))

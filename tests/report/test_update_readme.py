@@ -20,7 +20,7 @@ BEGIN, END = "<!-- results/demo: by make readme -->\n", "<!-- end -->\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the recorded demo and a page that has its markers."""
+    """Make a folder with the recorded demo and a page that has its markers."""
     shutil.copytree(REPO / "results/demo", tmp_path / "results/demo")
     (tmp_path / "page.md").write_text(f"before\n{BEGIN}{END}after\n")
     return tmp_path
@@ -32,12 +32,12 @@ def update(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(folder: Path) -> list[list[str]]:
-    """The cells of the page's table, its heading first."""
+    """Return the cells of the page's table, its heading first."""
     lines = (folder / "page.md").read_text().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
-def test_the_short_table_has_six_of_the_long_tables_columns(folder: Path) -> None:
+def test_the_short_table_has_six_columns(folder: Path) -> None:
     assert update(folder, "--short").returncode == 0
     heading, _, *short = rows(folder)
     assert heading == SIX
@@ -112,7 +112,7 @@ def test_sentences_quote_figures_of_the_run(folder: Path) -> None:
         ("results/demo fp16 / ct2-int8 engine", "unsupported operand type(s) for /: 'str' and 'str'"),
     ],
 )
-def test_a_quote_of_what_there_is_not_is_one_line(folder: Path, quote: str, fault: str) -> None:
+def test_an_unknown_quote_is_one_line(folder: Path, quote: str, fault: str) -> None:
     (folder / "page.md").write_text(f"{BEGIN}{END}<!-- {quote} -->1<!-- end -->")
     result = update(folder)
     assert result.returncode == 1
@@ -144,7 +144,7 @@ def test_a_quote_that_cannot_be_read_is_one_line(folder: Path, quote: str) -> No
     result = update(folder)
     assert result.returncode == 1
     assert result.stderr.startswith("error: <!-- results/demo fp16") and result.stderr.count("\n") == 1
-    assert "is no quote" in result.stderr
+    assert "is not a quote" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_quote_that_cannot_be_read_is_one_line(folder: Path, quote: str) -> No
         ('{"rows": [{"format": "fp16"}]}', "there is no such figure"),
     ],
 )
-def test_a_damaged_run_is_one_line_and_the_page_stays(folder: Path, content: str | None, words: str) -> None:
+def test_a_damaged_run_is_one_line(folder: Path, content: str | None, words: str) -> None:
     (folder / "results/other").mkdir()
     if content is not None:
         (folder / "results/other/results.json").write_text(content)
@@ -175,10 +175,12 @@ def test_a_damaged_file_of_rows_is_one_line(folder: Path, content: str) -> None:
     (folder / "page.md").write_text(f"{BEGIN}{END}<!-- results/other.json: by make readme -->\n{END}")
     result = update(folder, "results/other.json")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: results/other.json: is no table of rows") and result.stderr.count("\n") == 1
+    assert (
+        result.stderr.startswith("error: results/other.json: is not a table of rows") and result.stderr.count("\n") == 1
+    )
 
 
-def test_a_lost_end_does_not_take_the_text_below_along(folder: Path) -> None:
+def test_a_lost_end_marker_keeps_the_text_below(folder: Path) -> None:
     (folder / "page.md").write_text(f"{BEGIN}text that stays <!-- results/demo fp16 perplexity -->1<!-- end -->\n")
     before = (folder / "page.md").read_bytes()
     result = update(folder)
@@ -187,7 +189,7 @@ def test_a_lost_end_does_not_take_the_text_below_along(folder: Path) -> None:
     assert (folder / "page.md").read_bytes() == before
 
 
-def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
+def test_a_row_is_quoted_by_its_model(folder: Path) -> None:
     path = folder / "results/demo/results.json"
     content = json.loads(path.read_text())
     (row,) = (row for row in content["rows"] if row["format"] == "fp16")
@@ -201,7 +203,7 @@ def test_a_row_of_two_models_is_quoted_by_its_model(folder: Path) -> None:
     assert (folder / "page.md").read_text().endswith("-->5 MB<!-- end -->")
 
 
-def test_what_lies_deeper_in_a_row_is_quoted_by_the_way_to_it(folder: Path) -> None:
+def test_nested_figures_are_quoted_by_their_path(folder: Path) -> None:
     path = folder / "results/demo/results.json"
     content = json.loads(path.read_text())
     (row,) = (row for row in content["rows"] if row["format"] == "ct2-int8")
@@ -254,7 +256,7 @@ def test_a_figure_of_any_file(folder: Path) -> None:
         assert "there is no such figure" in result.stderr and result.stderr.count("\n") == 1
 
 
-def test_a_row_without_a_speed_has_its_quality_in_the_table(folder: Path) -> None:
+def test_a_row_without_speed_shows_its_quality(folder: Path) -> None:
     shutil.copytree(REPO / "results/smollm2-libraries", folder / "results/demo", dirs_exist_ok=True)
     assert update(folder).returncode == 0
     heading, _, *found = rows(folder)
@@ -283,11 +285,14 @@ def test_shares_are_percentages_and_other_numbers_are_not(name: str, value: floa
     assert markdown.cell(column, value) == said
 
 
-def test_a_text_of_the_hub_is_called_by_its_data_set() -> None:
+def test_a_hub_text_is_named_by_its_dataset() -> None:
     row = {"model": "m", "quality_totals": {"scored_tokens": 1000}, "protocol": {"quality": {"text_sha256": "ab" * 32}}}
     for text, said in (
         ("own/text.txt", "text.txt"),
         ({"hub": "acme/wiki", "file": "a/test.parquet"}, "acme/wiki/a/test.parquet"),
     ):
         config = {"models": {"m": {"texts": {"evaluation": text}}}}
-        assert page_header.text(row, config) == f"{said} (SHA-256 abababab), 1,000 tokens scored"
+        assert (
+            page_header.text(row, row["protocol"]["quality"], config)
+            == f"{said} (SHA-256 abababab), 1,000 tokens scored"
+        )

@@ -93,7 +93,9 @@ def test_a_measurement_waits_for_the_page(tmp_path: Path, rule: str) -> None:
 def row(format: str, speed: float, ratio: float, **others: Any) -> dict[str, Any]:
     """Make a row with the fields of the summary; its interval of speed is 1% to both sides."""
     interval = {"ratio": ratio, "low": ratio - 0.001, "high": ratio + 0.001, "tie": abs(ratio - 1) < 0.001}
-    ends = {"tokens_per_second_low": speed * 0.99, "tokens_per_second_high": speed * 1.01}
+    ends = {
+        f"deployed_tokens_per_second{end}": speed * share for end, share in (("", 1), ("_low", 0.99), ("_high", 1.01))
+    }
     figures = {"perplexity": 40 * ratio, "kld_mean": 0.01, "bits_per_weight": 8.0, "size_bytes": 12_000_000}
     state = {"model": "m", "device": "cpu", "interference": [], "pareto": True, "above_noise_floor": True}
     state |= {"artifact": None}
@@ -122,6 +124,14 @@ REFERENCE = row("fp16", 100.0, 1.0, above_noise_floor=False)
         ),
         (
             [row("int8", 200.0, 1.005, interference=["other programs"])],
+            "fastest at no more than 1% loss: int8, at least 198 tokens/s; perplexity +0.5%",
+        ),
+        (
+            [row("int8", 50.0, 1.005, interference=["other programs"])],
+            "fastest at no more than 1% loss: fp16, 100 tokens/s; the reference (disturbed, perhaps faster: int8)",
+        ),
+        (
+            [row("own", 200.0, 1.005, deployed_tokens_per_second=None)],
             "fastest at no more than 1% loss: fp16, 100 tokens/s; the reference",
         ),
         (

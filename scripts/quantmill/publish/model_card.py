@@ -15,7 +15,7 @@ from quantmill.report import page_header
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS, shown_columns
 from quantmill.report.labels import label
-from quantmill.report.markdown import cells, load_lines
+from quantmill.report.markdown import SAME, cells, load_lines
 from quantmill.report.numbers import MISSING
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
@@ -136,7 +136,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
     """Return a table of the columns that a report shows at once, without those that no row has."""
     found = [cells_by_heading(row, reference) for row in rows]
     known = [name for name in max(found, key=len) if name not in ("model", "device")]
-    headings = [name for name in known if any(row.get(name, MISSING) != MISSING for row in found)]
+    headings = [name for name in known if any(row.get(name, MISSING) not in (MISSING, SAME) for row in found)]
     body = [[escape(row.get(name, MISSING)) for name in headings[1:]] for row in found]
     named = [[f"`{label(row)}`", *line] for row, line in zip(rows, body, strict=True)]
     return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *named)]
@@ -145,8 +145,8 @@ def table_lines(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
 def cells_by_heading(row: Mapping[str, Any], reference: str) -> dict[str, str]:
     """Return heading -> cell as in the recorded results, also for a row whose speed was not measured."""
     timed = row["device_details"] is not None
-    nothing = {"device_details": row["device_details"] or {"device": None}, "other_modes": row["other_modes"] or []}
-    found = cells({**row, **nothing}, reference)
+    whole: Any = row  # of rows as `public.results` left them
+    found = cells(whole, reference)
     return found if timed else found | {"tokens/s (95%)": MISSING}
 
 
@@ -203,7 +203,7 @@ def evaluations(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) ->
                 "dataset_args": {"file": hub["file"]} if hub else None,
             }
             found += [result(row, columns[name], dataset, said) for name in QUALITIES if row[name] is not None]
-        if latency and not row["interference"]:
+        if latency and not row["interference"] and row["deployed_tokens_per_second"] == row["tokens_per_second"]:
             said = {"device": row["device"]} | {key: latency[key] for key in OF_SPEED if key in latency}
             hashed = latency.get("prompts_sha256", "")
             dataset = {"dataset_type": "prompts", "dataset_name": f"prompts (SHA-256 {hashed[:16]})"}

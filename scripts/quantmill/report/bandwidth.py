@@ -1,23 +1,23 @@
-"""One memory bandwidth for each device of a study, which every row's share of it is of."""
+"""One memory bandwidth for each device of a study, of which every row's `bandwidth_fraction` is a share."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from quantmill.report.rows import Row
 
 
-def share(rows: Sequence[dict[str, Any]]) -> None:
+def share(rows: Sequence[Row]) -> None:
     """Set `device_bandwidth` of every row that was measured, and its shares of it, other ways to decode included.
 
     Every latency job copies memory itself, and what disturbs the job disturbs the copy. So the device's bandwidth is
-    the best that an undisturbed row saw; where all were disturbed, the best of all, and `disturbed` says so.
+    the best that an undisturbed row saw; if all were disturbed, it is the best of all, and `disturbed` says so.
     """
-    measured = [row for row in rows if row["copy_bandwidth_bytes_per_second"]]
-    for device in {row["device"] for row in measured}:
-        group = [row for row in measured if row["device"] == device]
-        quiet = [row for row in group if not row["interference"]]
-        best = max(row["copy_bandwidth_bytes_per_second"] for row in quiet or group)
-        for row in group:
+    copied = [(each, own) for each in rows if (own := each["copy_bandwidth_bytes_per_second"])]
+    for device in {each["device"] for each, _ in copied}:
+        group = [(each, own) for each, own in copied if each["device"] == device]
+        quiet = [own for each, own in group if not each["interference"]]
+        best = max(quiet or [own for _, own in group])
+        for row, own in group:
             row["device_bandwidth"] = {"bytes_per_second": best, "disturbed": not quiet}
-            own = row["copy_bandwidth_bytes_per_second"] / best
-            for figures in (row, row["latency_summary"], *row["other_modes"]):
-                if figures["bandwidth_fraction"] is not None:
-                    figures["bandwidth_fraction"] *= own
+            for figures in (row, row["latency_summary"], *(row["other_modes"] or ())):
+                if figures and figures["bandwidth_fraction"] is not None:
+                    figures["bandwidth_fraction"] *= own / best

@@ -1,21 +1,20 @@
-"""What a reader has to know of a row besides its figures: `warnings` of results.json, in words."""
+"""Facts that a reader has to know besides a row's figures: `warnings` of results.json, in words."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from quantmill.devices.listeners import DISTURBANCE
-from quantmill.report import repetition
 from quantmill.report.labels import label
+from quantmill.report.rows import Row
 
 LARGE_LOSS = 1.5  # times the reference's perplexity
-LOOPS = "falls into a loop"
+LOOPS = "falls into a loop after"
 
 
-def all_of(row: Mapping[str, Any], reference: str, tokens: str | None = None) -> list[str]:
-    """The warnings of a row, the gravest first.
+def all_of(row: Row, reference: str, tokens: str | None = None) -> list[str]:
+    """Return the warnings of a row, the gravest first.
 
     `reference`: the format whose default run all others are related to. `tokens`: how others read the model's texts
-    otherwise (tokens.tokenize_texts).
+    differently (tokens.tokenize_texts).
     """
     about_losses = (
         *prompts_warning(row["versions"]),
@@ -28,32 +27,26 @@ def all_of(row: Mapping[str, Any], reference: str, tokens: str | None = None) ->
     return [text for text in found if text]
 
 
-def for_verdict(row: Mapping[str, Any]) -> list[str]:
-    """Those that the choice of a format depends on: not loops that the reference falls into after the same prompts."""
-    habit = row["degenerate"] and not repetition.own_loops(row["degenerate"])
-    return [text for text in row["warnings"] if not (habit and text.startswith(LOOPS))]
+def origin_warning(row: Row) -> str | None:
+    """Warn of an artifact that was not built here."""
+    return "not built here: another publisher's artifact" if row["prebuilt"] else None
 
 
-def origin_warning(row: Mapping[str, Any]) -> str | None:
-    """That somebody else built the artifact."""
-    return "not built here: somebody else's artifact" if row["prebuilt"] else None
-
-
-def unchecked(row: Mapping[str, Any]) -> str | None:
-    """Why the gate could not compare the artifact with its own weights; None where it did. Such a row is ranked
+def unchecked(row: Row) -> str | None:
+    """Return why the gate could not compare the artifact with its own weights; None if it did. Such a row is ranked
     nowhere: its engine may calculate another model."""
     gate = (row["artifact"] or {}).get("gate") or {}
     return (gate.get("faithful") or {}).get("unchecked")
 
 
-def gate_warning(row: Mapping[str, Any]) -> str | None:
-    """That nobody compared the artifact with the weights that it was made from."""
+def gate_warning(row: Row) -> str | None:
+    """Warn of an artifact that was not compared with the weights that it was made from."""
     reason = unchecked(row)
     return f"not checked against its own weights: {reason}" if reason else None
 
 
-def experts_warning(row: Mapping[str, Any]) -> str | None:
-    """That no text told a tool how to round some of a mixture's experts, or that nobody knows."""
+def experts_warning(row: Row) -> str | None:
+    """Warn of a mixture's experts that no calibration text reached, or of which this is not known."""
     found = (row["artifact"] or {}).get("experts") or {}
     if "unknown" in found:
         return f"whether its calibration text reached every expert is unknown: {found['unknown']}"
@@ -64,12 +57,12 @@ def experts_warning(row: Mapping[str, Any]) -> str | None:
 
 
 def disturbance_warning(versions: Mapping[str, str] | None) -> str | None:
-    """That nobody knows what disturbed the row: its server's processes cannot be told from others."""
+    """Warn of a server whose processes cannot be distinguished from others, so that a disturbance would not be seen."""
     return (versions or {}).get(DISTURBANCE)
 
 
 def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
-    """That a row's processor loses more than its format does, or is slower: an engine says so with its versions."""
+    """Warn of a processor that loses more than the format does, or is slower; engines report it with their versions."""
     ends = dict.fromkeys(("int8", "int4"), "elsewhere the same artifact loses less")
     ends["float16"] = "dtype: bfloat16 may be several times as fast"
     found = {kind: (versions or {}).get(f"{kind} products") for kind in ends}
@@ -77,31 +70,40 @@ def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
 
 
 def prompts_warning(versions: Mapping[str, str] | None) -> list[str]:
-    """That a server read texts, and did not tell as how many tokens."""
+    """Warn of a server that reads texts and does not report their number of tokens."""
     untold = "prompts' ids" in (versions or {})
-    return ["its server does not tell as how many tokens it reads a prompt's text"] if untold else []
+    return ["its server does not report the number of a prompt's tokens"] if untold else []
 
 
-def loss_warning(row: Mapping[str, Any], reference: str) -> str | None:
-    """That a row's perplexity is far from the reference's."""
+def loss_warning(row: Row, reference: str) -> str | None:
+    """Warn of a perplexity far from the reference's."""
     ratio = row["perplexity_ratio"]
     if not ratio or ratio["ratio"] <= LARGE_LOSS:
         return None
     return f"a large loss: its perplexity is {ratio['ratio']:.3g} times {reference}'s"
 
 
-def loop_warning(row: Mapping[str, Any], reference: str) -> str | None:
-    """That texts of a row repeat themselves to their end, and whether the reference's do so too."""
+def loop_warning(row: Row, reference: str) -> str | None:
+    """Warn of a row whose texts repeat themselves to their end more often than the reference's do: beyond the interval
+    of the difference, or with nothing to compare with."""
     found = row["degenerate"]
-    if not found or not found["prompts"]:
+    if not found or not found["prompts"] or label(row) == reference:
         return None
-    first = f"from token {found['first_token']} on" + (" at the earliest" if found["prompts"] > 1 else "")
-    said = f"{LOOPS} after {found['prompts']} of {found['of']} prompts, {first}"
-    if label(row) == reference:
-        return f"{said}; decoded greedily, many small models do"
-    too = [loop["reference_too"] for loop in found["loops"]]
-    if None in too:
-        return said
-    if all(too):
-        return f"{said}; {reference} does after the same prompt{'s' if len(too) > 1 else ''}: the model's own habit"
-    return f"{said}; {reference} does after {sum(too) or 'none'} of these"
+    said = f"{LOOPS} {found['prompts']} of {found['of']} prompts"
+    theirs = found["reference"]
+    if theirs is None:
+        return f"{said}; there is no {reference} to compare with"
+    if theirs["difference_low"] <= 0:
+        return None
+    ends = f"{theirs['difference_low']:+.0%} to {theirs['difference_high']:+.0%}"
+    return f"{said}, {reference} after {theirs['prompts']} (95% interval of the difference {ends})"
+
+
+def habits(rows: Sequence[Row], reference: str) -> list[str]:
+    """Return a line for each model whose reference falls into loops: that is no fault of a format."""
+    return [
+        f"A habit of {row['model']}: decoded greedily, {reference} {LOOPS} {found['prompts']} of {found['of']} prompts."
+        " A format is marked only if it does so significantly more often."
+        for row in rows
+        if label(row) == reference and (found := row["degenerate"]) and found["prompts"]
+    ]

@@ -10,10 +10,9 @@ the column `measured_alike` names the section.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet as files
@@ -23,23 +22,25 @@ from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.fetch import hub
 from quantmill.report import axes, drawing, merge_studies, page, parquet, summary, tasks
-from quantmill.report.reading import check_together, read
+from quantmill.report.reading import check_together, read_results
+from quantmill.report.rows import Results
+from quantmill.report.rows import Study as Shown
 
 RESULTS, CARD = "results.json", "README.md"
 REPOSITORY = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 @dataclass(frozen=True)
-class Study:
-    """A results.json by the name that its rows are told apart by."""
+class Source:
+    """A results.json, and the name of its rows' study."""
 
     name: str
     path: Path
-    content: Mapping[str, Any]
+    content: Results
 
 
-def find(text: str) -> tuple[str, Path]:
-    """A study's name and its results.json. Raises `UserError` where there is none."""
+def find_results(text: str) -> tuple[str, Path]:
+    """Return a study's name and its results.json. Raises `UserError` if there is none."""
     path = Path(text)
     if path.name == CARD:
         path = path.parent
@@ -56,21 +57,21 @@ def find(text: str) -> tuple[str, Path]:
     return found.name, hub.fetch(found, [RESULTS])[RESULTS]
 
 
-def read_all(texts: Sequence[str]) -> list[Study]:
-    """All studies, each by a name of its own."""
-    found: list[Study] = []
+def read_all(texts: Sequence[str]) -> list[Source]:
+    """Read all studies, each with a name of its own."""
+    found: list[Source] = []
     for text in texts:
-        name, path = find(text)
+        name, path = find_results(text)
         same = sum(each.name == name or each.name.startswith(f"{name} (") for each in found)
-        found.append(Study(f"{name} ({same + 1})" if same else name, path, read(path)))
+        found.append(Source(f"{name} ({same + 1})" if same else name, path, read_results(path)))
     return found
 
 
-def table(studies: Sequence[Study], merged: Mapping[str, Any], origins: Sequence[tuple[str, int]]) -> pa.Table:
-    """The rows as their studies have them, with the names of these and of what they can be compared with."""
+def table(studies: Sequence[Source], merged: Results, origins: Sequence[tuple[str, int]]) -> pa.Table:
+    """Return the rows as their studies have them, with the names of study and section."""
     tables = {each.name: parquet.table(each.content, manifest.sha256(each.path)) for each in studies}
     rows = pa.concat_tables([tables[name].slice(place, 1) for name, place in origins])
-    texts = {
+    texts: dict[str, tuple[list[str], str]] = {
         "study": ([name for name, _ in origins], "The study that the row is of."),
         "measured_alike": (
             [row["model"] for row in merged["rows"]],
@@ -93,7 +94,7 @@ def main() -> None:
     check_together({str(each.path): each.content for each in studies})
     merged, origins = merge_studies.merge({each.name: each.content for each in studies})
     rows = table(studies, merged, origins)
-    shown = {"config": merged["config"], "cells": [], "options": ""}
+    shown = Shown(config=merged["config"], cells=[], options="")
     columns, wide = tasks.widen(merged)
     drawn = drawing.draw(axes.points(wide, tasks.axes(columns)))
     text = page.render(merged, shown, drawn)

@@ -1,28 +1,28 @@
-"""What a column of results.csv is, and the functions that compute figures which no result file has as they are."""
+"""A column of results.csv, and the functions that compute figures which no result file holds as they are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-UNITS = {"ms": "ms", "s": "s", "J": "J", "nat": "nats", "nat/token": "nats a token"}  # that a heading names
+UNITS = {"ms": "ms", "s": "s", "J": "J", "nat": "nats", "nat/token": "nats a token"}  # shown in headings
 
 
 def set_later(*parts: Any) -> None:
-    """The source of a figure that depends on other rows: it is set when all rows are there."""
+    """Source of a figure that depends on other rows or on the study: it is set when all rows are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One figure of a row.
 
-    kind: its JSON type; an array is of strings. text: a sentence that says what it is.
-    parts: whose content `source` takes, of `cell` (an entry of study.json), `artifact` (its manifest), `latency`,
-        `quality` and `noise_floor` (result files). Where one of them is missing the figure is too, for the same reason.
-        Without a source it is the figure of the part's summary that has the column's name.
+    kind: its JSON type; an array is of strings. text: a sentence that describes it.
+    parts: what `source` takes, of `cell` (an entry of study.json), `artifact` (its manifest), `latency`, `quality` and
+        `noise_floor` (result files). If one is missing, so is the figure, for the same reason. Without a source, it is
+        the figure of the part's summary that has the column's name.
     why_missing: why it may be empty though its parts are there; a figure of the cell without it is never empty.
-    better: which way is an improvement. limits: further keywords of JSON Schema.
+    better: the direction of an improvement. limits: further keywords of JSON Schema.
     shown: its place among the columns that the page and the READMEs show at once; None for one that a click shows.
-    judge: how report.compare tells a change from chance, a key of comparison.JUDGES; None where it does not look at it.
+    judge: how report.compare tells a change from chance, a key of comparison.JUDGES; None if it is not compared.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """The title, with the unit where the title does not say it."""
+        """The title, with its unit."""
         title = self.title or self.name.replace("_", " ")
         return f"{title}, {UNITS[self.unit]}" if self.unit in UNITS else title
 
     def value(self, found: Mapping[str, Any]) -> Any:
-        """The figure of a row, from its parts by name."""
+        """Return the figure of a row from its parts by name."""
         if self.source:
             return self.source(*(found[part] for part in self.parts))
         return found[self.parts[0]]["summary"].get(self.name)
 
     def schema(self) -> dict[str, Any]:
-        """What JSON Schema says of the column."""
+        """Return the column's JSON Schema."""
         nullable = self.parts != ("cell",) or self.why_missing
         items = {"items": {"type": "string"}} if self.kind == "array" else {}
         unit = {"unit": self.unit} if self.unit else {}
@@ -60,41 +60,47 @@ class Column:
 
 
 def of_cell(name: str, text: str, source: Callable[..., Any], **more: Any) -> Column:
-    """A name that the study gives."""
+    """Describe a name that the study gives."""
     return Column(name=name, kind="string", text=text, parts=("cell",), source=source, **more)
 
 
 def of_artifact(name: str, kind: Any, text: str, source: Callable[..., Any], **more: Any) -> Column:
-    """A figure of the manifest."""
+    """Describe a figure of the manifest."""
     return Column(name=name, kind=kind, text=text, parts=("artifact",), source=source, **more)
 
 
 def of_speed(name: str, text: str, kind: Any = "number", **more: Any) -> Column:
-    """A figure of the latency result."""
-    more = {"why_missing": "the engine or the device does not tell it", "limits": {"minimum": 0}} | more
+    """Describe a figure of the latency result."""
+    more = {"why_missing": "the engine or the device does not report it", "limits": {"minimum": 0}} | more
     return Column(name=name, kind=kind, text=text, parts=("latency",), **more)
 
 
 def of_quality(name: str, text: str, kind: Any = "number", **more: Any) -> Column:
-    """A figure of the quality result."""
-    more = {"why_missing": "the engine does not tell what it follows from"} | more
+    """Describe a figure of the quality result."""
+    more = {"why_missing": "the engine does not report what it follows from"} | more
     return Column(name=name, kind=kind, text=text, parts=("quality",), **more)
 
 
+def ends(of: Callable[..., Column], name: str, text: str, title: str = "", **more: Any) -> list[Column]:
+    """Describe both ends of a figure's interval; `text` completes "Lower end of"."""
+    texts = {"low": f"Lower end of {text}", "high": "Upper end of the same interval."}
+    return [of(f"{name}_{end}", said, title=title and f"{title}, {end}", **more) for end, said in texts.items()]
+
+
 def group_size(artifact: Mapping[str, Any]) -> int | None:
-    """How many weights share a scale, as GPTQ's or AWQ's parameters say; None of formats without that choice."""
+    """Return how many weights share a scale, by GPTQ's or AWQ's parameters; None of formats without that choice."""
     parameters = artifact.get("parameters") or {}
     return parameters.get("group_size", parameters.get("q_group_size"))
 
 
 def device(speed: Mapping[str, Any]) -> str:
-    """The device's name, and how many of them where there are several."""
+    """Return the device's name, with their number if there are several."""
     gpus = speed.get("gpus", 1)
     return f"{gpus} x {speed['device']['name']}" if gpus > 1 else speed["device"]["name"]
 
 
 def above_noise_floor(loss: Mapping[str, Any], noise: Mapping[str, Any]) -> bool | None:
-    """Whether the divergence is above the noise floor's over the same windows: the floor is measured on few."""
+    """Return whether the divergence exceeds the noise floor's, over the few windows on which that was measured."""
     windows, count = loss["windows"], len(noise["windows"]["kld"])
     if not windows.get("kld"):
         return None

@@ -1,8 +1,8 @@
-"""The table of columns: what a row of results.csv holds, where each figure comes from, and how it is shown and judged.
+"""The table of columns: content, source, display and comparison of each figure of results.csv.
 
 The row, the reasons for empty cells, results.schema.json, results.parquet, the page, the READMEs' tables and
-report.compare are all made from `COLUMNS`. A new figure is an entry here, and the function that computes it in
-column.py.
+report.compare are all made from `COLUMNS`. A new figure is an entry here, a field of rows.Row, and the function that
+computes it in column.py.
 """
 
 import json
@@ -16,6 +16,7 @@ from quantmill.report.column import (
     Column,
     above_noise_floor,
     device,
+    ends,
     group_size,
     of_artifact,
     of_cell,
@@ -26,6 +27,8 @@ from quantmill.report.column import (
 from quantmill.report.load_columns import LOAD_COLUMNS
 
 SCHEMA = Path(__file__).with_name("results.schema.json")
+
+LATER: dict[str, Any] = {"source": set_later, "why_missing": ""}
 
 # in the order of results.csv
 COLUMNS = [
@@ -58,7 +61,7 @@ COLUMNS = [
         better="lower",
         judge="relative",
         limits=NOT_NEGATIVE,
-        shown=12,
+        shown=13,
     ),
     of_artifact(
         "size_bytes",
@@ -70,7 +73,7 @@ COLUMNS = [
         better="lower",
         judge="relative",
         limits=NOT_NEGATIVE,
-        shown=14,
+        shown=15,
     ),
     of_quality(
         "perplexity",
@@ -79,15 +82,15 @@ COLUMNS = [
         better="lower",
         judge="paired ratio",
         limits={"minimum": 1},
-        shown=6,
+        shown=7,
     ),
-    of_quality(
-        "perplexity_low",
-        "Lower end of the perplexity's 95% interval: bootstrap over windows, how far it would move with other text "
-        "of this kind (METHODS.md, Perplexity).",
+    *ends(
+        of_quality,
+        "perplexity",
+        "the perplexity's 95% interval: bootstrap over windows, how far it would move with other text of this kind "
+        "(METHODS.md, Perplexity).",
         limits=NOT_NEGATIVE,
     ),
-    of_quality("perplexity_high", "Upper end of the same interval.", limits=NOT_NEGATIVE),
     of_quality(
         "kld_mean",
         "Mean KL divergence D(reference || candidate) over all scored positions and the whole vocabulary "
@@ -96,17 +99,17 @@ COLUMNS = [
         title="mean KL",
         better="lower",
         judge="paired difference",
-        shown=8,
+        shown=9,
     ),
     of_quality("kld_median", "Median of the same divergence over positions.", unit="nat", better="lower"),
     of_quality("kld_p99", "99th percentile of the same divergence over positions.", unit="nat", better="lower"),
     of_quality(
         "top1_agreement",
         "Share of scored positions where the candidate and the reference put the same token first.",
-        title="same first choice",
+        title="top-1 agreement",
         better="higher",
         limits=SHARE,
-        shown=9,
+        shown=10,
     ),
     of_speed(
         "ttft_ms_p50",
@@ -115,7 +118,7 @@ COLUMNS = [
         title="TTFT",
         better="lower",
         judge="median",
-        shown=10,
+        shown=11,
     ),
     of_speed(
         "tpot_ms_p50",
@@ -124,7 +127,7 @@ COLUMNS = [
         title="TPOT",
         better="lower",
         judge="median",
-        shown=11,
+        shown=12,
     ),
     of_speed("tpot_ms_p99", "99th percentile of the same over runs.", unit="ms", title="TPOT p99", better="lower"),
     of_speed(
@@ -138,19 +141,13 @@ COLUMNS = [
         limits=POSITIVE,
         shown=5,
     ),
-    of_speed(
-        "tokens_per_second_low",
-        "Lower end of the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error "
-        "(METHODS.md, The interval of tokens/s).",
+    *ends(
+        of_speed,
+        "tokens_per_second",
+        "the 95% interval of tokens_per_second: Student's t over processes, with the prompts' own error (METHODS.md, "
+        "The interval of tokens/s).",
         unit="1/s",
-        title="tokens/s, low",
-        limits=POSITIVE,
-    ),
-    of_speed(
-        "tokens_per_second_high",
-        "Upper end of the same interval.",
-        unit="1/s",
-        title="tokens/s, high",
+        title="tokens/s",
         limits=POSITIVE,
     ),
     of_speed(
@@ -162,7 +159,7 @@ COLUMNS = [
         title="peak memory",
         better="lower",
         judge="relative",
-        shown=15,
+        shown=16,
     ),
     of_speed(
         "bandwidth_fraction",
@@ -170,24 +167,23 @@ COLUMNS = [
         "bandwidth of the device's undisturbed rows; above 1 where a model fits in a cache.",
         title="of the bandwidth",
         better="higher",
-        shown=16,
+        shown=17,
     ),
     Column(
         name="pareto",
         kind="boolean",
         text="Whether no other row of the model and device is significantly better in quality or speed and "
-        "significantly worse in neither; null where the speed was disturbed or the artifact not checked (METHODS.md, "
-        "The Pareto front).",
+        "significantly worse in neither; null where a disturbed or own speed leaves it open, or the artifact was not "
+        "checked (METHODS.md, The Pareto front).",
         parts=("latency", "quality"),
         source=set_later,
         title="Pareto front",
-        shown=17,
+        shown=18,
     ),
     of_artifact(
         "build_s",
         "number",
-        "Wall-clock time that building the artifact took, the quality gate left out; null where somebody else built "
-        "it.",
+        "Wall-clock time of building the artifact, without the quality gate; null if another publisher built it.",
         lambda artifact: None if artifact.get("prebuilt") else artifact["build_s"],
         why_missing="not built here",
         unit="s",
@@ -198,27 +194,27 @@ COLUMNS = [
     of_speed(
         "joules_per_token",
         "Energy that the device took from a run's first token to its last, over the tokens after the first; null "
-        "where the device does not tell.",
-        why_missing="the device does not tell its energy, or the measurement was too short for it",
+        "if the device does not report it.",
+        why_missing="the device does not report its energy, or the measurement was too short for it",
         unit="J",
         title="energy a token",
         better="lower",
     ),
     of_speed(
         "interference",
-        "What may have disturbed the measurement of the speed, in words; empty where nothing did, null where the "
-        "speed was not measured. In results.csv joined by '; ', or none.",
+        "What may have disturbed the measurement of the speed, in words; empty if nothing did, null if the speed was "
+        "not measured. In results.csv joined by '; ', or none.",
         "array",
         source=lambda speed: speed["interference"],
         limits={},
     ),
     of_quality(
         "kld_lower_bound",
-        "What the mean KL divergence is at least, of an engine that tells only its likeliest tokens: that over these "
+        "Lower bound of the mean KL divergence, of an engine that returns only its likeliest tokens: that over these "
         "and all others as one (METHODS.md, Distance from the reference).",
         unit="nat",
         better="lower",
-        why_missing="the whole divergence is known (kld_mean), or the engine tells no likeliest tokens",
+        why_missing="the whole divergence is known (kld_mean), or the engine returns no likeliest tokens",
     ),
     of_quality("kld_p999", "99.9th percentile of the KL divergence over positions.", unit="nat", better="lower"),
     of_quality("kld_max", "Largest KL divergence of any position.", unit="nat", better="lower"),
@@ -234,12 +230,12 @@ COLUMNS = [
     Column(
         name="above_noise_floor",
         kind="boolean",
-        text="Whether the row's mean KL divergence over the same windows is above the noise floor; where it is not, "
-        "the format cannot be told from the reference. Of an engine with kld_lower_bound alone: whether that is above "
-        "the reference's own in the same engine.",
+        text="Whether the row's mean KL divergence over the same windows is above the noise floor; below it, the "
+        "format cannot be distinguished from the reference. Of an engine with kld_lower_bound alone: whether that is "
+        "above the reference's own in the same engine.",
         parts=("quality", "noise_floor"),
         source=above_noise_floor,
-        why_missing="the engine does not tell what it follows from",
+        why_missing="the engine does not report what it follows from",
     ),
     of_quality(
         "delta_p_rms",
@@ -250,55 +246,69 @@ COLUMNS = [
     of_quality(
         "nll_difference",
         "Negative log-likelihood less that of the model's reference, over the scored tokens; paired by windows.",
-        source=set_later,
-        why_missing="",
+        **LATER,
         unit="nat/token",
         title="NLL over the reference",
         better="lower",
-        shown=7,
+        shown=8,
     ),
-    of_quality(
-        "nll_difference_low",
-        "Lower end of the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
-        source=set_later,
-        why_missing="",
+    *ends(
+        of_quality,
+        "nll_difference",
+        "the paired 95% interval of nll_difference: the same bootstrap draws of windows for both.",
+        **LATER,
         unit="nat/token",
-    ),
-    of_quality(
-        "nll_difference_high", "Upper end of the same interval.", source=set_later, why_missing="", unit="nat/token"
     ),
     of_quality(
         "nll_verdict",
         "What the interval of nll_difference says: tie where it holds 0; reference in the reference's own row.",
         "string",
-        source=set_later,
-        why_missing="",
+        **LATER,
         limits={"enum": ["reference", "tie", "worse", "better", None]},
     ),
     of_artifact(
         "group_size",
         "integer",
-        "How many weights share a scale: what GPTQ or AWQ was told or chose, -1 where a whole column shares one; "
+        "How many weights share a scale: as GPTQ or AWQ was configured or chose, -1 where a whole column shares one; "
         "null of formats without that choice.",
         group_size,
-        why_missing="nobody chose one for this format",
-        shown=13,
+        why_missing="this format has no such choice",
+        shown=14,
+    ),
+    of_speed(
+        "deployed_tokens_per_second",
+        "tokens_per_second as a user of the artifact gets it: null where only Quantmill's own kernels or way to decode "
+        "were measured. Verdict and Pareto front rest on it (METHODS.md, What is deployed).",
+        **LATER,
+        unit="1/s",
+        title="tokens/s, deployed",
+        better="higher",
+        limits=POSITIVE,
+        shown=6,
+    ),
+    *ends(
+        of_speed,
+        "deployed_tokens_per_second",
+        "its 95% interval; of a disturbed row a lower bound of the undisturbed speed.",
+        **LATER,
+        unit="1/s",
+        limits=POSITIVE,
     ),
 ]
 
 
 def figures(part: str) -> list[str]:
-    """Names of the columns that are figures of a part's summary."""
+    """Return the names of columns that are figures of a part's summary."""
     return [column.name for column in COLUMNS if column.parts == (part,) and column.source is None]
 
 
 def shown_columns() -> list[Column]:
-    """The columns that are shown at once, in the order of their places."""
+    """Return the columns that are shown at once, in the order of their places."""
     return sorted((column for column in COLUMNS if column.shown), key=lambda column: column.shown or 0)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of results.json: its file, the columns in it replaced by those of the table."""
+    """Return the JSON Schema of results.json: its file, with the columns of the tables."""
     content = json.loads(SCHEMA.read_text(encoding="utf-8"))
     row, names, load = (content["$defs"][name] for name in ("row", "column", "load"))
     others = {name: load["properties"][name] for name in ("missing", "quantiles", "trials")}

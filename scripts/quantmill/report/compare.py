@@ -12,21 +12,21 @@ docs/REPORT.md says how each figure is judged. The output is Markdown.
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser, printable
 from quantmill.report import merge_runs
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
-from quantmill.report.comparison import REGRESSIONS, Change, Limits, Pair, figures, pairs
+from quantmill.report.comparison import REGRESSIONS, Change, Limits, Pair, Verdict, figures, pairs
 from quantmill.report.labels import label
 from quantmill.report.numbers import MISSING, number, size
-from quantmill.report.reading import check_together, read
+from quantmill.report.reading import check_together, read_results
+from quantmill.report.rows import Results
 
-WORDS = {
+WORDS: dict[Verdict, str] = {
     "worse": "WORSE",
     "gone": "GONE",
     "incomparable": "not comparable",
@@ -38,13 +38,13 @@ ERROR = 2  # the exit status of an error, which is not a regression
 
 
 def column_of(change: Change) -> Column:
-    """The column of a figure."""
+    """Return the column of a figure."""
     return next(column for column in COLUMNS if column.name == change.figure)
 
 
 def amount(change: Change, interval: bool = False) -> str:
-    """How far a figure moved, with its interval on demand: relative, of the divergence in nats."""
-    if change.amount is None:
+    """Return how far a figure moved, with its interval on demand: relative, of the divergence in nats."""
+    if change.amount is None or change.after is None or change.before is None:
         return WORDS[change.verdict]
     column = column_of(change)
     if (column.unit, column.parts) == ("B", ("artifact",)):
@@ -55,21 +55,21 @@ def amount(change: Change, interval: bool = False) -> str:
 
 
 def share(text: str) -> float:
-    """A tolerance, from 0 on."""
+    """Parse a tolerance, which is at least 0."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise ValueError(text)
     return value
 
 
-def devices(*runs: Mapping[str, Any]) -> str:
-    """Where two runs were measured, for who compares those of two machines."""
+def devices(*runs: Results) -> str:
+    """Name the devices of two runs if they differ."""
     names = [", ".join(sorted({row["device"] or "nothing" for row in each["rows"]})) for each in runs]
     return f" (one is of {names[0]}, the other of {names[1]})" if names[0] != names[1] else ""
 
 
 def verdict(pair: Pair) -> str:
-    """What a row's figures come to, the gravest first."""
+    """Summarise a row's figures, the gravest first."""
     if pair.before is None or pair.after is None:
         return "new row" if pair.after else "GONE"
     named = {word: [column_of(each).heading for each in pair.changes if each.verdict == word] for word in WORDS}
@@ -78,7 +78,7 @@ def verdict(pair: Pair) -> str:
 
 
 def table(found: Sequence[Pair]) -> list[str]:
-    """A row a cell of the study, aligned, so that it can be read as text as well."""
+    """Return one aligned Markdown row per cell."""
     lines = [["model", "format", *(column.heading for column in figures()), "verdict"]]
     ranges = [column.name for column in figures() if column.judge in ("interval", "paired ratio")]
     for pair in found:
@@ -92,7 +92,7 @@ def table(found: Sequence[Pair]) -> list[str]:
 
 
 def details(found: Sequence[Pair]) -> Iterator[str]:
-    """A line for each figure that did not stay the same, the gravest first, and for each row of one run alone."""
+    """Yield a line for each figure that changed, the gravest first, and for each row of one run alone."""
     for word, said in WORDS.items():
         for pair in found:
             changed = [each for each in pair.changes if each.verdict == word]
@@ -107,11 +107,11 @@ def details(found: Sequence[Pair]) -> Iterator[str]:
             if changed and word == "disturbed":
                 yield f"  - meanwhile, {'; '.join(pair.interference)}"
             elif changed and pair.differences and word in ("worse", "better"):
-                yield f"  - besides: {', '.join(pair.differences)}"
+                yield f"  - also different: {', '.join(pair.differences)}"
 
 
 def describe(change: Change) -> str:
-    """A figure before and after."""
+    """Describe a figure before and after."""
     form = size if column_of(change).unit == "B" else number
     text = f"{column_of(change).heading} {form(change.before)} → {form(change.after)}"
     if change.amount is not None:
@@ -120,15 +120,15 @@ def describe(change: Change) -> str:
 
 
 def status(found: Sequence[Pair]) -> int:
-    """The exit status, see the program's docstring."""
+    """Return the exit status, see the program's docstring."""
     verdicts = Counter(each.verdict for pair in found for each in pair.changes)
     if any(pair.after is None for pair in found) or any(verdicts[word] for word in REGRESSIONS):
         return 1
     return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
 
 
-def write_page(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """A page with the rows of both runs. Raises `UserError` where its libraries are not."""
+def write_page(path: Path, before: Results, after: Results) -> None:
+    """Write a page with the rows of both runs. Raises `UserError` if its libraries are missing."""
     try:
         text = merge_runs.page(before, after)
     except ModuleNotFoundError as error:
@@ -142,16 +142,16 @@ def main() -> None:
     arguments.add_argument("before", type=Path, help="a results.json")
     arguments.add_argument("after", type=Path, help="a results.json")
     arguments.add_argument(
-        "--tolerance", type=share, default=Limits.speed, help="relative change of speed and memory that nobody minds"
+        "--tolerance", type=share, default=Limits.speed, help="tolerated relative change of speed and memory"
     )
     arguments.add_argument(
         "--quality-tolerance", type=share, default=Limits.quality, help="the same of perplexity, and nats of divergence"
     )
-    arguments.add_argument("--count-disturbed", action="store_true", help="judge speed that was disturbed as well")
+    arguments.add_argument("--count-disturbed", action="store_true", help="judge disturbed speeds as well")
     arguments.add_argument("--page", type=Path, help="write a page with both on the same plots; wants envs/tools")
     options = arguments.parse_args()
 
-    before, after = read(options.before), read(options.after)
+    before, after = read_results(options.before), read_results(options.after)
     check_together({str(options.before): before, str(options.after): after})
     found = pairs(before, after, Limits(options.tolerance, options.quality_tolerance, options.count_disturbed))
     lines = [*table(found), "", *map(printable, details(found))]

@@ -1,5 +1,5 @@
-"""Where the labels of a picture's points go: close by, over nothing else where there is room, with a line to the point
-where they are further away."""
+"""Positions of the labels of a picture's points: close by, over nothing else if there is room, with a line to the
+point if they are further away."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ROUNDS = 4  # in which each label may move away from the others
 
 @dataclass(frozen=True)
 class LabelPosition:
-    """Of a label: where its text is fixed, at which end (Vega's `align`), and where the line to its point ends."""
+    """Position of a label: the text's anchor, its end (Vega's `align`), and the end of the line to its point."""
 
     x: float
     y: float
@@ -26,15 +26,15 @@ class LabelPosition:
     line: Point | None
 
     def box(self, text: str) -> Box:
-        """What the text covers."""
+        """Return the box that the text covers."""
         width = CHARACTER * len(text)
         left = self.x - width * {"left": 0, "center": 0.5, "right": 1}[self.align]
         return left, self.y - LINE / 2, left + width, self.y + LINE / 2
 
 
 def candidates(point: Point, text: str) -> list[tuple[float, LabelPosition]]:
-    """Where a label may go, the closest places first, each with its distance."""
-    found = []
+    """Return positions of a label, the closest first, each with its distance."""
+    found: list[tuple[float, LabelPosition]] = []
     for distance in DISTANCES:
         for direction in DIRECTIONS:
             across, down = math.cos(direction), math.sin(direction)
@@ -51,7 +51,7 @@ def candidates(point: Point, text: str) -> list[tuple[float, LabelPosition]]:
 
 
 def covered(point: Point, text: str, place: LabelPosition) -> list[Box]:
-    """What a label and its line cover, the line as a few small boxes."""
+    """Return what a label and its line cover, the line as a few small boxes."""
     boxes = [place.box(text)]
     if place.line:
         for share in (0.3, 0.5, 0.7, 0.9):
@@ -61,7 +61,7 @@ def covered(point: Point, text: str, place: LabelPosition) -> list[Box]:
 
 
 def hidden(boxes: Sequence[Box], others: Sequence[Box]) -> float:
-    """How badly boxes lie over others: the area, and something for each pair."""
+    """Return how badly boxes cover others: the area, plus a constant for each pair."""
     one, other = np.array(boxes).reshape(-1, 1, 4), np.array(others).reshape(1, -1, 4)
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     area = np.prod(np.clip(sides, 0, None), axis=-1)
@@ -69,7 +69,7 @@ def hidden(boxes: Sequence[Box], others: Sequence[Box]) -> float:
 
 
 def places(points: Sequence[Point], texts: Sequence[str], obstacles: Sequence[Box], size: Point) -> list[LabelPosition]:
-    """A place for the label of each point, within a picture of that width and height."""
+    """Return a position for the label of each point, within a picture of width and height `size`."""
     outside = [(-9e3, -9e3, 9e3, 0), (-9e3, size[1], 9e3, 9e3), (-9e3, -9e3, 0, 9e3), (size[0], -9e3, 9e3, 9e3)]
     options = [
         [(distance, place, covered(point, text, place)) for distance, place in candidates(point, text)]

@@ -1,10 +1,10 @@
-"""The page while jobs still run: made again whenever a row becomes whole. It disturbs no measurement, which waits."""
+"""The page while jobs still run: made again whenever a row becomes complete. Measurements wait until it is made."""
 
 import json
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,30 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from quantmill.common import surroundings
 from quantmill.common.program import start_child
+from quantmill.report.rows import Cell, value_of
 
 ALONE = ("latency", "loads", "page")  # rules whose jobs wait until the page is made
-PATIENCE = 120  # seconds that such a job waits at most
-PARTS = ("artifact", "latency", "quality")  # what a row is made of
+PATIENCE = 120  # seconds that such a job waits, at most
+PARTS = ("artifact", "latency", "quality")  # of a row
 
 
 class LivePage(logging.Handler):
-    """Hears from Snakemake which jobs start and end; while it handles a record, no job starts."""
+    """Handler of Snakemake's records of jobs that start and end; while it handles one, no job starts."""
 
     def __init__(
         self,
         command: Sequence[Any],
         ready: Callable[[], bool],
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Cell],
         pending: Collection[str],
         log: Path,
     ) -> None:
         """
         Args:
-            command: makes the page; it reads the files that are still to be made, a JSON list, from standard input.
-            ready: whether it can be run already.
+            command: makes the page; it reads a JSON list of the files still to be made from standard input.
+            ready: returns whether it can be run already.
             rows: study.json's cells. pending: files that this run is to make.
-            log: where the errors of `command` go.
+            log: for the errors of `command`.
         """
         super().__init__()
         self.command, self.ready, self.rows, self.log = command, ready, rows, log
@@ -47,10 +48,10 @@ class LivePage(logging.Handler):
         self.children = ExitStack()
 
     def _whole(self) -> int:
-        """How many rows have all that they are made of."""
-        return sum(self.pending.isdisjoint(row[part] for part in PARTS) for row in self.rows)
+        """Return the number of complete rows."""
+        return sum(self.pending.isdisjoint(value_of(row, part) for part in PARTS) for row in self.rows)
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record: Any) -> None:  # Snakemake adds fields to logging's record
         event = getattr(record, "event", None)
         if event == LogEvent.JOB_INFO:
             self.outputs[record.jobid] = list(record.output)
@@ -63,7 +64,7 @@ class LivePage(logging.Handler):
                 self.make()
 
     def make(self) -> None:
-        """Start to make the page where it would show more rows; the last row is the page's own job's to show."""
+        """Start to make the page if it would show more rows; the last row is shown by the page's own job."""
         busy = self.child is not None and self.child.poll() is None
         whole = self._whole()
         if busy or not self.shown < whole < len(self.rows) or not self.ready():
@@ -72,11 +73,11 @@ class LivePage(logging.Handler):
         try:
             with self.log.open("w") as log:
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": log, "text": True}
-                self.child = self.children.enter_context(
-                    start_child(self.command, surroundings.clear(os.environ), **pipes)
-                )
-            with self.child.stdin as stdin:
-                json.dump(sorted(self.pending), stdin)
+                started = start_child(self.command, surroundings.clear(os.environ), **pipes)
+                self.child = self.children.enter_context(started)
+            if self.child.stdin:
+                with self.child.stdin as stdin:
+                    json.dump(sorted(self.pending), stdin)
         except OSError as error:
             logger.warning("The page of the first rows was not made: %s", error)
             return

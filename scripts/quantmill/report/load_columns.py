@@ -1,4 +1,4 @@
-"""The table of columns of servers under load, as columns.py holds that of one request at a time."""
+"""The table of columns of servers under load, as columns.py is that of one request at a time."""
 
 from statistics import mean, median
 from typing import Any
@@ -6,50 +6,54 @@ from typing import Any
 from quantmill.metrics.serving import Reads, reads
 from quantmill.report import caveats
 from quantmill.report.column import NOT_NEGATIVE, POSITIVE, SHARE, Column, device, of_cell
+from quantmill.report.rows import Row
 
 LARGEST_RATE = "largest rate"
-UNTOLD = "the server does not tell it"
+UNTOLD = "the server does not report it"
 SEARCH = "of the search for the largest rate alone"
 
 
 UNREAD = (
-    "known of loads that keep a number of requests in flight (of a mixture of experts, one), where the engine tells "
-    "its weights and its cache"
+    "known of loads that keep a number of requests in flight (of a mixture of experts, one), if the engine "
+    "reports its weights and its cache"
 )
 
 
 def of_load(name: str, text: str, kind: Any = "number", **more: Any) -> Column:
-    """A figure of one load."""
+    """Describe a figure of one load."""
     more = {"why_missing": UNTOLD, "limits": NOT_NEGATIVE, "source": lambda load: load["figures"].get(name)} | more
     return Column(**{"name": name, "kind": kind, "text": text, "parts": ("load",)} | more)
 
 
 def latency(name: str, what: str, percent: int, **more: Any) -> Column:
-    """A percentile over requests, in ms."""
+    """Describe a percentile over requests, in ms."""
     text = f"{percent}th percentile over requests of {what} (SERVING.md, Figures)."
     return of_load(f"{name}_p{percent}", text, unit="ms", better="lower", **more)
 
 
 def startup(seconds: list[float | None]) -> float | None:
-    """The median of the starts; None where somebody else started the server."""
-    return None if None in seconds else float(median(seconds))
+    """Return the median of the starts; None of a server that was already running."""
+    known = [each for each in seconds if each is not None]
+    return float(median(known)) if len(known) == len(seconds) else None
 
 
 def limits(length: int | list[int]) -> list[int]:
-    """A length as the config has it: a number, or the least and the most."""
+    """Return a length of the config as a list: a number, or the least and the most."""
     return length if isinstance(length, list) else [length]
 
 
-def bytes_read(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> Reads | None:
-    """What decoding reads under a load that keeps a number of requests in flight; None where it does not, or where
-    weights, cache or throughput are not known, or how many of its experts a mixture reads for several users."""
+def bytes_read(measured: dict[str, Any], load: dict[str, Any], row: Row) -> Reads | None:
+    """Return what decoding reads under a load that keeps a number of requests in flight; None for other loads, or if
+    weights, cache, throughput, or the number of experts that a mixture reads for several users are not known."""
     weights, keys = measured["artifact"].get("weight_bytes_per_token"), measured.get("kv_bytes_per_token")
     figures = load["figures"]
     throughput = figures.get("output_tokens_per_second")
     # without speculation an event of several tokens is of several steps: the server was slow to send them
     step = 1 if figures.get("acceptance") is None else figures.get("tokens_per_event")
-    # of a server elsewhere the row tells no share: its device is not the one whose bandwidth is known
-    if None in (weights, keys, throughput, step, load["slots"], row["bandwidth_fraction"]):
+    # of a server elsewhere the row has no share: its device is not the one whose bandwidth is known
+    if weights is None or keys is None or throughput is None or step is None:
+        return None
+    if load["slots"] is None or row["bandwidth_fraction"] is None:
         return None
     if measured.get("mixture") and load["slots"] > 1:  # the weights are counted with the experts of one token
         return None
@@ -57,13 +61,14 @@ def bytes_read(measured: dict[str, Any], load: dict[str, Any], row: dict[str, An
     return reads(throughput, load["slots"], step, prompt + new / 2, weights, keys)
 
 
-def bandwidth_fraction(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> float | None:
-    """Of `device_bandwidth`."""
+def bandwidth_fraction(measured: dict[str, Any], load: dict[str, Any], row: Row) -> float | None:
+    """Return the share of `device_bandwidth`."""
     found = bytes_read(measured, load, row)
-    return sum(found) / row["device_bandwidth"]["bytes_per_second"] if found else None
+    return sum(found) / row["device_bandwidth"]["bytes_per_second"] if found and row["device_bandwidth"] else None
 
 
-def decode_bound_by(measured: dict[str, Any], load: dict[str, Any], row: dict[str, Any]) -> str | None:
+def decode_bound_by(measured: dict[str, Any], load: dict[str, Any], row: Row) -> str | None:
+    """Return whether weights or KV cache are most of the bytes that decoding reads."""
     found = bytes_read(measured, load, row)
     return found and ("weights" if found.weights > found.keys else "cache")
 
@@ -199,7 +204,7 @@ LOAD_COLUMNS = [
     ),
     of_load(
         "decode_bound_by",
-        "What the larger part of these bytes is: weights, or the cache of keys and values.",
+        "Whether weights or KV cache dominate these bytes.",
         "string",
         source=decode_bound_by,
         parts=("measured", "load", "row"),
@@ -211,7 +216,7 @@ LOAD_COLUMNS = [
         "Share of the answers that were compared whose tokens are those of the same prompt alone; where they are not, "
         "each token is within 0.05 nats of the likeliest, or the load is refused.",
         limits=SHARE,
-        why_missing="the server tells no ids",
+        why_missing="the server returns no ids",
         title="same tokens",
         shown=14,
     ),
@@ -230,7 +235,7 @@ LOAD_COLUMNS = [
         "joules_per_token",
         "Energy that the device took over the load, over its tokens.",
         unit="J",
-        why_missing="the device does not tell its energy",
+        why_missing="the device does not report its energy",
     ),
     of_load("client_cpu_fraction", "Of a core, what the client took; the most of any start.", limits=NOT_NEGATIVE),
     of_load(
@@ -250,7 +255,7 @@ LOAD_COLUMNS = [
     ),
     of_load(
         "refused",
-        "Why the figures do not count; null where they do.",
+        "Why the figures do not count; null if they do.",
         "string",
         source=lambda load: "; ".join(each["message"] for each in load["findings"] if each["refuses"]) or None,
         limits={},

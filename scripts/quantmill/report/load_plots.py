@@ -10,11 +10,10 @@ from quantmill.report.plot import DATA, colours, version
 
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Vega specifications without data, by name; `rows` as for the plots of one request at a time, so that a server has
-    the same colour everywhere.
+    """Return Vega specifications without data, by name; `rows` as for the other plots, for the same colours.
 
-    throughput: what all users get together over what one sees. slo_attainment: share within the limits over the rate.
-    ttft_ms, itl_ms: how many requests, or gaps, were as fast.
+    throughput: of all users together over that of one. slo_attainment: share within the limits over the rate. ttft_ms,
+    itl_ms: cumulative share of requests, or gaps.
     """
     colour = colours(rows)
     colour.legend = alt.Legend(orient="bottom", columns=3, title=None)

@@ -1,33 +1,35 @@
-"""Rows of servers under load, from what loads.measure wrote."""
+"""Make rows of servers under load from the results of loads.measure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantmill.report.labels import key
 from quantmill.report.load_columns import LARGEST_RATE, LOAD_COLUMNS
-from quantmill.report.results import absence, mismatch, read
+from quantmill.report.results import absence, mismatch, read_result
+from quantmill.report.rows import Cell, Load, Row, Study
 
-# what a refused load still tells
+# columns that a refused load still has
 KEPT = {"model", "format", "run", "engine", "device", "gpus", "load", "slots", "refused", "notes", "interference"}
 
 
-def collect(study: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of all servers of a study; of one without a result, one row that says why. `alone`: the rows of the study's
-    cells, which were measured one request at a time."""
+def collect(study: Study, alone: Sequence[Row]) -> list[Load]:
+    """Return the rows of all servers of a study; of one without a result, one row that says why.
+
+    `alone`: the rows of the study's cells, measured one request at a time.
+    """
     config = study["config"]
-    known = {tuple(row[name] for name in ("model", "format", "run")): row for row in alone}
+    known = {key(row): row for row in alone}
     served = [cell for cell in study["cells"] if cell.get("loads")]
-    return [row for cell in served for row in _rows(cell, config, known[cell["model"], cell["format"], cell["run"]])]
+    return [row for cell in served for row in _rows(cell, config, known[key(cell)])]
 
 
-def _rows(cell: Mapping[str, Any], config: Mapping[str, Any], alone: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rows(cell: Cell, config: Mapping[str, Any], alone: Row) -> list[Any]:
     why = absence(cell, "loads")
-    if not why:
-        result = read(Path(cell["loads"]), "loads")
-        why = mismatch(cell, config, result)
-    if why:
+    result = {} if why else read_result(Path(str(cell["loads"])), "loads")
+    if why := why or mismatch(cell, config, result):
         known = [column for column in LOAD_COLUMNS if column.parts == ("cell",)]
-        values = dict.fromkeys(column.name for column in LOAD_COLUMNS)
+        values: dict[str, Any] = dict.fromkeys(column.name for column in LOAD_COLUMNS)
         values |= {column.name: column.value({"cell": cell}) for column in known} | {"notes": [], "interference": []}
         return [values | {"missing": {name: why for name, value in values.items() if value is None}, "quantiles": {}}]
     loads = [*result["loads"], *([_largest(result["goodput"])] if result["goodput"] else [])]
@@ -35,7 +37,7 @@ def _rows(cell: Mapping[str, Any], config: Mapping[str, Any], alone: Mapping[str
 
 
 def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The search for the largest rate as a load."""
+    """Return the search for the largest rate as a load."""
     figures = {"rate_ci_low": found["proven"], "rate_ci_high": found["refuted"]}
     missing = dict.fromkeys((column.name for column in LOAD_COLUMNS), "a search is of many loads: see its trials")
     missing["rate"] = "no rate that was tried met the limits"
@@ -46,15 +48,13 @@ def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
         "figures": figures,
         "missing": missing | dict.fromkeys(figures, "no rate's share is that surely so"),
         "findings": found["findings"],
-        "interference": found.get("interference", []),  # older files have none
+        "interference": found["interference"],
         "quantiles": {},
         "trials": [[trial["rate"], trial["met"] / trial["arrived"]] for trial in found["trials"]],
     }
 
 
-def _row(
-    cell: Mapping[str, Any], result: Mapping[str, Any], load: Mapping[str, Any], alone: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(cell: Cell, result: Mapping[str, Any], load: Mapping[str, Any], alone: Row) -> dict[str, Any]:
     found = {"cell": cell, "measured": result, "load": load, "row": alone}
     values = {column.name: column.value(found) for column in LOAD_COLUMNS}
     refused = values["refused"]

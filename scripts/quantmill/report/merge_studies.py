@@ -1,7 +1,7 @@
-"""The rows of many studies as one report, in which only what was measured alike stands beside each other.
+"""The rows of many studies as one report, in which only rows that were measured alike are compared.
 
-Rows are alike where model, device, text and both protocols are: each such group is a section of the page, as a model is
-in a study's own, so that no verdict, plot or Pareto front reaches from one to another.
+Rows are alike if model, device, text and both protocols are: each such group is a section of the page, as a model is in
+a study's own, so that no verdict, plot or Pareto front spans two of them.
 """
 
 import hashlib
@@ -11,119 +11,106 @@ from copy import deepcopy
 from typing import Any
 
 from quantmill.common.program import UserError
-from quantmill.report import repetition
 from quantmill.report.comparison import DECODING
-from quantmill.report.labels import key, label
+from quantmill.report.labels import key, label, rename_run
 from quantmill.report.pareto import mark_pareto, relate
+from quantmill.report.rows import Results, Row, Task
 from quantmill.report.tasks import without_pairs
 
 OTHER = "it was compared with the reference of its own study"
-Row = Mapping[str, Any]
 
 
 def conditions(row: Row, others: Sequence[Row]) -> dict[str, Any]:
-    """What has to be the same for two rows to be compared. `others`: the rows of its study and model, which tell what a
-    row does not that lacks its speed or its quality."""
+    """Return what has to be equal for two rows to be compared.
 
-    def told(name: str) -> Any:
-        return next((each["protocol"][name] for each in (row, *others) if each["protocol"][name]), {})
-
-    latency = told("latency")
+    `others`: the rows of its study and model, which supply what a row without speed or quality lacks.
+    """
+    every = (row, *others)
+    latency = next((told for each in every if (told := each["protocol"]["latency"])), {})
+    built = next((each["artifact"] for each in every if each["artifact"] and not each["prebuilt"]), {})
     return {
         "model": row["model"],
-        "source": source(row, others),
-        "device": next((each["device"] for each in (row, *others) if each["device"]), None),
+        "source": built.get("source", {}).get("sha256"),  # of its files; of a prebuilt artifact, that of the study
+        "device": next((each["device"] for each in every if each["device"]), None),
         "latency": {name: latency.get(name) for name in DECODING},
-        "quality": told("quality"),
+        "quality": next((told for each in every if (told := each["protocol"]["quality"])), {}),
     }
 
 
-def source(row: Row, others: Sequence[Row]) -> Any:
-    """Which weights a model is: the hashes of its files; of other people's artifacts, those of the row's study."""
-    built = [each for each in (row, *others) if each["artifact"] and not each["prebuilt"]]
-    found = built[0]["artifact"].get("source", {}) if built else {}
-    return found.get("sha256")
-
-
 def digest(content: Any) -> str:
-    """One name for equal JSON."""
+    """Return one name for equal JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def merge(studies: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], list[tuple[str, int]]]:
-    """results.json of all studies (by name): its models are the sections. And for each of its rows the study's name and
-    the row's place there.
+def merge(studies: Mapping[str, Results]) -> tuple[Results, list[tuple[str, int]]]:
+    """Return results.json of all studies (by name), whose models are the sections, and the study and place of each row.
 
     Rows that two studies share, such as a report and what was published of it, appear once. A row whose label another
-    study's has too is called FORMAT@STUDY. Raises `UserError` where the studies compare with different references.
+    study's has too is called FORMAT@STUDY. Raises `UserError` if the studies compare with different references.
     """
     references = {name: content["config"]["reference"] for name, content in studies.items()}
     if len(set(references.values())) > 1:
         said = ", ".join(f"{reference} in {name}" for name, reference in references.items())
         raise UserError(f"the studies compare with different references ({said}); collect those of each apart")
-    groups: dict[str, list[tuple[dict[str, Any], str, int]]] = {}
+    groups: dict[str, list[tuple[Row, str, int]]] = {}
     described: dict[str, dict[str, Any]] = {}
     seen = set()
     for name, content in studies.items():
         for place, row in enumerate(content["rows"]):
-            others = [each for each in content["rows"] if each["model"] == row["model"]]
-            alike = conditions(row, others)
+            alike = conditions(row, [each for each in content["rows"] if each["model"] == row["model"]])
             group = digest(alike)
             same = digest([group, key(row), figures_of(row)])
             if same in seen:
                 continue
             seen.add(same)
             described[group] = alike
-            groups.setdefault(group, []).append((deepcopy(dict(row)), name, place))
+            groups.setdefault(group, []).append((deepcopy(row), name, place))
     names = section_names(described)
     reference = next(iter(references.values()))
-    rows, origins, models, tasks = [], [], {}, []
+    rows: list[Row] = []
+    origins: list[tuple[str, int]] = []
+    models: dict[str, Any] = {}
+    tasks: list[Task] = []
     for group, found in groups.items():
         rename(found)
-        model = found[0][0]["model"]
-        models[names[group]] = studies[found[0][1]]["config"]["models"][model]
+        models[names[group]] = studies[found[0][1]]["config"]["models"][found[0][0]["model"]]
         base, home = next(((row, name) for row, name, _ in found if label(row) == reference), (None, None))
         for row, name, place in found:
             row["model"] = names[group]
-            compare(row, base)
+            if base and base["quality_windows"]:  # else what it says beside its own study's reference stays
+                relate(row, base)
             rows.append(row)
             origins.append((name, place))
-            mine = [each for each in studies[name].get("tasks", ()) if key(each) == key(studies[name]["rows"][place])]
-            mine = [{**each, "model": row["model"], "run": row["run"]} for each in mine]
-            tasks += mine if home in (None, name) else [without_pairs(each, OTHER) for each in mine]
+            for each in studies[name].get("tasks", ()):
+                if key(each) == key(studies[name]["rows"][place]):
+                    mine = each if home in (None, name) else without_pairs(each, OTHER)
+                    tasks.append(Task(**{**mine, "model": row["model"], "run": row["run"]}))
     mark_pareto(rows)
     first = next(iter(studies.values()))
-    config = {**first["config"], "models": models}
-    kept = {name: value for name, value in first.items() if name not in ("loads", "tasks")}
-    return {**kept, "config": config, "rows": rows, **({"tasks": tasks} if tasks else {})}, origins
+    merged = Results(**{**first, "config": {**first["config"], "models": models}, "rows": rows})
+    merged.pop("loads", None)
+    merged.pop("tasks", None)
+    if tasks:
+        merged["tasks"] = tasks
+    return merged, origins
 
 
 def figures_of(row: Row) -> Any:
-    """What two rows that are one have in common."""
+    """Return what makes two rows one."""
     return row["artifact"] and row["artifact"].get("files_sha256"), row["latency_summary"], row["quality_totals"]
 
 
-def rename(found: Sequence[tuple[dict[str, Any], str, int]]) -> None:
-    """Set the run of rows whose label an earlier one has: it names their study."""
+def rename(found: Sequence[tuple[Row, str, int]]) -> None:
+    """Name the study in the run of each row whose label an earlier one has."""
     labels: set[str] = set()
     for row, name, _ in found:
         if label(row) in labels:
-            row["run"] = f"{row['run']}, {name}" if row["run"] else name
-            row["missing"].pop("run", None)
+            rename_run(row, name)
         labels.add(label(row))
 
 
-def compare(row: dict[str, Any], base: Row | None) -> None:
-    """Set a row beside the reference of its section; where there is none, what it says of its own study's stays."""
-    row |= {"pareto": None, "dominated_by": None}
-    row["missing"].pop("pareto", None)
-    if base is not None and base["quality_windows"]:
-        relate(row, base)
-        repetition.relate(row, base)
-
-
 def section_names(described: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What each group is called: its model, and where there are several groups, how it was measured."""
+    """Name each group by its model, and if there are several groups, by how it was measured."""
     names: dict[str, str] = {}
     for group, alike in described.items():
         words = [alike["model"]]

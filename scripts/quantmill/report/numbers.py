@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same on the page and in the README."""
+"""Numbers as text, the same on the page and in the README."""
 
 import math
 
@@ -6,7 +6,7 @@ MISSING = "\u2013"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number to so many significant digits, whole ones in full, no exponents; below 1e-6 zero; None a dash."""
+    """Format a number to `digits` significant digits: whole ones in full, no exponents, 0 below 1e-6, None a dash."""
     if value is None:
         return MISSING
     if abs(value) < 1e-6:  # rounding noise of float16 and of sums
@@ -17,7 +17,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
     if value is None:
         return MISSING
     for unit in ("B", "kB", "MB", "GB"):

@@ -11,29 +11,29 @@ import jinja2
 from markupsafe import Markup
 
 from quantmill.metrics.serving import LEVELS
-from quantmill.report import axes, caveats, page_details, page_header, tasks
+from quantmill.report import axes, caveats, deployed, page_details, page_header, tasks
 from quantmill.report.column import Column
 from quantmill.report.drawing import Drawing
 from quantmill.report.labels import label, mode_label
 from quantmill.report.load_columns import LOAD_COLUMNS
 from quantmill.report.results import failures
+from quantmill.report.rows import Load, Results, Row, Study, Variant, value_of
 
 FILES = Path(__file__).with_name("page_files")
-SCRIPTS = ("elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js")
-SCRIPTS += ("loads.js", "main.js")
+SCRIPTS = ["elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "loads.js"]
+SCRIPTS += ["main.js"]
 ORIGINS = (
     *("run by", "source", "built by", "SHA-256 of sha256sum's lines for its files", "calibration text, SHA-256"),
     *("quality gate", "libraries", "device", "latency", "quality"),
 )
-PLOTTED = ("perplexity_low", "perplexity_high", *axes.LOSS, "roofline", "label")  # what no column has
-MODE = ("refused", "differs", "tokens_per_second")  # of another way to decode
-PAGE_BYTES = 2_900_000  # of the page: details of models are left out beyond it
+PLOTTED = ("perplexity_low", "perplexity_high", *axes.LOSS, *axes.SPEED, "roofline", "label", "pale")  # not as columns
+PAGE_BYTES = 2_900_000  # of the page; beyond it, details of models are left out
 RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
 
 
 def columns(table: Sequence[Column]) -> list[dict[str, Any]]:
-    """What the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
+    """Return what the page's scripts take of every column; `shown` is its place among those shown at once, or null."""
     return [
         {"title": column.title or column.name.replace("_", " "), "name": column.name, "unit": column.unit}
         | {"text": column.text, "better": column.better, "shown": column.shown}
@@ -43,12 +43,12 @@ def columns(table: Sequence[Column]) -> list[dict[str, Any]]:
 
 
 def round_figure(value: Any) -> Any:
-    """A figure with the digits that the page keeps."""
+    """Round a figure to the digits that the page keeps."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 class Pool:
-    """Values that many rows share, each kept once; a row holds its number."""
+    """Values that many rows share, each kept once; a row holds the number of its value."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -62,11 +62,11 @@ class Pool:
         return self._numbers[key]
 
 
-def provenance(row: Mapping[str, Any]) -> list[Any]:
-    """What made a row's figures, in the order of `ORIGINS`."""
+def provenance(row: Row) -> list[Any]:
+    """Return what made a row's figures, in the order of `ORIGINS`."""
     artifact = row["artifact"] or {}
     return [
-        {name: row[name] or "none" for name in ("engine", "options", "gpus")},
+        {"engine": row["engine"], "options": row["options"] or "none", "gpus": row["gpus"]},
         artifact.get("source"),
         {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
         *(artifact.get(name) for name in ("files_sha256", "calibration_sha256", "gate")),
@@ -77,14 +77,14 @@ def provenance(row: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def short(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page says of a longer prompt or a batch."""
+def short(entry: Variant) -> dict[str, Any]:
+    """Return what the page shows of a longer prompt or a batch."""
     names = ("tokens", "batch", "skipped", "refused", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
-    return {name: round_figure(entry[name]) for name in names if name in entry}
+    return {name: round_figure(value_of(entry, name)) for name in names if name in entry}
 
 
-def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In words, where rows of one model were not measured alike: devices, drivers, versions of the same library."""
+def differences(rows: Sequence[Row]) -> list[str]:
+    """Describe how rows of one model were measured differently: devices, drivers, versions of the same library."""
     found = []
     for model in dict.fromkeys(row["model"] for row in rows):
         seen: dict[str, dict[str, list[str]]] = {}
@@ -104,7 +104,7 @@ def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def commit() -> str | None:
-    """Quantmill's own commit, marked where files were changed since; None outside a checkout."""
+    """Return Quantmill's own commit, marked if files were changed since; None outside a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(command, cwd=FILES, capture_output=True, text=True)
@@ -113,30 +113,36 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool, table: Sequence[Column]) -> dict[str, Any]:
-    """One row as the page's scripts take it."""
-    reasons: dict[int, list[str]] = {}
-    for name, reason in row["missing"].items():
-        reasons.setdefault(pool.number(reason), []).append(name)
+def reasons(row: Row | Load, pool: Pool) -> dict[int, list[str]]:
+    """Return the columns that a row lacks, by the number of the reason."""
+    found: dict[int, list[str]] = {}
+    for column, why in row["missing"].items():
+        found.setdefault(pool.number(why), []).append(column)
+    return found
+
+
+def row_data(row: Row, drawn: Mapping[str, Any], pool: Pool, table: Sequence[Column]) -> dict[str, Any]:
+    """Return a row as the page's scripts take it."""
+    ratio = row["perplexity_ratio"]
     return {
         "label": label(row),
         "run": row["run"],
         "prebuilt": row["prebuilt"],
-        "values": [round_figure(row[column.name]) for column in table],
-        "missing": reasons,
-        "ratio": row["perplexity_ratio"]
-        and {name: round_figure(value) for name, value in row["perplexity_ratio"].items()},
+        "values": [round_figure(value_of(row, column.name)) for column in table],
+        "missing": reasons(row, pool),
+        "ratio": ratio and {name: round_figure(value) for name, value in ratio.items()},
         "plot": [round_figure(drawn[name]) for name in PLOTTED],
         "runs in": [row["compute_type"], mode_label(row["mode"]), row["threads"]],
         "modes": [
-            {name: round_figure(way[name]) for name in MODE} | {"mode": mode_label(way["mode"])}
+            {"mode": mode_label(way["mode"]), "refused": way["refused"], "differs": way["differs"]}
+            | {"tokens_per_second": round_figure(way["tokens_per_second"])}
             for way in row["other_modes"] or []
         ],
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
         "unchecked": caveats.unchecked(row),
         "warnings": row["warnings"],
-        "verdict warnings": caveats.for_verdict(row),
+        "own": deployed.why_own(row),
         "bandwidth disturbed": bool(row["device_bandwidth"] and row["device_bandwidth"]["disturbed"]),
         "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
         "origins": [pool.number(value) for value in provenance(row)],
@@ -144,12 +150,12 @@ def row_data(row: Mapping[str, Any], drawn: Mapping[str, Any], pool: Pool, table
 
 
 def name(row: Mapping[str, Any]) -> str:
-    """A row as the page calls it."""
+    """Return the page's name of a row."""
     return f"{row['model']}/{label(row)}"
 
 
 def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many rows lack what the study asked for, and a line for each; nothing where none does."""
+    """Return how many rows lack what the study asked for, and a line for each; nothing if none does."""
     failed: dict[str, list[str]] = {}
     for row in rows:
         failed.setdefault(name(row), []).extend(failures(row))
@@ -162,18 +168,19 @@ def failure_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"Not complete: {len(failed)} of {whole} {what} failed.", *lines]
 
 
-def pending_lines(study: Mapping[str, Any]) -> list[str]:
-    """What is still to come while jobs run, a line for each row; nothing once all is done."""
+def pending_lines(study: Study) -> list[str]:
+    """Return what is still to come while jobs run, a line for each row."""
     parts = {name(cell): [each.replace("_", " ") for each in cell.get("pending", ())] for cell in study["cells"]}
     return [f"{row}: {', '.join(each)}" for row, each in parts.items() if each]
 
 
-def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What a reader may want to run: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
-    the page alone; measure just the speed of the rows that were `disturbed` again."""
+def commands(study: Study, rows: Sequence[Row]) -> dict[str, str]:
+    """Return commands for the reader: `build` a row's artifact again, whose path follows; `resume` the study; `redraw`
+    only the page; measure the speed of rows that were `disturbed` again."""
     options = study["options"]
-    cells = study["cells"]  # none on the page of several studies, which no command goes on with
-    disturbed = [cell["latency"] for cell, row in zip(cells, rows, strict=bool(cells)) if row["interference"]]
+    cells = study["cells"]  # none on the page of several studies, which no command resumes
+    measured = [cell["latency"] for cell, row in zip(cells, rows, strict=bool(cells)) if row["interference"]]
+    disturbed = list(filter(None, measured))
     return {
         "build": f"snakemake {options} --force",
         "resume": f"snakemake report {options}" if cells else "",
@@ -182,9 +189,9 @@ def commands(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Details of as many models as there is room for, in bytes, in the study's order; None for the others. A page of
-    several runs or studies has none: it knows no files."""
+def of_models(study: Study, room: int) -> dict[str, Any]:
+    """Return the details of the models that fit into `room` bytes, in the study's order; None for the others. A page of
+    several runs or studies has none, since it has no files."""
     config = study["config"]
     found: dict[str, Any] = {}
     for model in config["models"] if study["cells"] else ():
@@ -195,19 +202,12 @@ def of_models(study: Mapping[str, Any], room: int) -> dict[str, Any]:
     return found
 
 
-def load_data(rows: Sequence[Mapping[str, Any]], pool: Pool) -> dict[str, Any]:
-    """The rows of servers under load as the page's scripts take them."""
-
-    def reasons(row: Mapping[str, Any]) -> dict[int, list[str]]:
-        found: dict[int, list[str]] = {}
-        for name, why in row["missing"].items():
-            found.setdefault(pool.number(why), []).append(name)
-        return found
-
+def load_data(rows: Sequence[Load], pool: Pool) -> dict[str, Any]:
+    """Return the rows of servers under load as the page's scripts take them."""
     return {
         "columns": columns(LOAD_COLUMNS),
-        "rows": [[round_figure(row[column.name]) for column in LOAD_COLUMNS] for row in rows],
-        "missing": [reasons(row) for row in rows],
+        "rows": [[round_figure(value_of(row, column.name)) for column in LOAD_COLUMNS] for row in rows],
+        "missing": [reasons(row, pool) for row in rows],
         "quantiles": [
             {name: [round_figure(value) for value in values] for name, values in row["quantiles"].items()}
             for row in rows
@@ -218,8 +218,8 @@ def load_data(rows: Sequence[Mapping[str, Any]], pool: Pool) -> dict[str, Any]:
     }
 
 
-def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> dict[str, Any]:
-    """Everything that the page's scripts show, but for the details of models."""
+def data(results: Results, study: Study, drawing: Drawing) -> dict[str, Any]:
+    """Return everything that the page's scripts show, except the details of models."""
     pool, (table, rows) = Pool(), tasks.widen(results)
     drawn = axes.points(rows, tasks.axes(table))
     return {
@@ -242,9 +242,10 @@ def data(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing)
         "edges": [round_figure(float(edge)) for edge in page_details.EDGES],
         "pool": pool.values,
         "differences": differences(rows),
+        "habits": caveats.habits(rows, results["config"]["reference"]),
         "config": results["config"],
         "commit": commit(),
-        "versions": {name: results[name] for name in ("schema_version", "metrics_version")},
+        "versions": {name: value_of(results, name) for name in ("schema_version", "metrics_version")},
     }
 
 
@@ -252,8 +253,8 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def render(results: Mapping[str, Any], study: Mapping[str, Any], drawing: Drawing) -> str:
-    """The page's text. While jobs still run, it loads itself anew every few seconds."""
+def render(results: Results, study: Study, drawing: Drawing) -> str:
+    """Return the page's text. While jobs still run, the page reloads itself every few seconds."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FILES), autoescape=True, undefined=jinja2.StrictUndefined
     )

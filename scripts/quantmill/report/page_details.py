@@ -1,4 +1,4 @@
-"""What the page shows of a row beyond its figures: where divergence lies, when tokens came, what was written."""
+"""Details of rows on the page beyond their figures: where divergence lies, when tokens came, what was written."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from quantmill.quality import teacher_forcing
 from quantmill.report import repetition, tasks
 from quantmill.report.labels import label
 from quantmill.report.results import read_part
+from quantmill.report.rows import Cell
 
 # KL divergence, in nats: four bins a decade; what is below the first edge or above the last falls into the ends
 EDGES = np.logspace(-6, 1, 29)
@@ -24,9 +25,9 @@ APART = 32  # tokens that two of them lie apart at least
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of an artifact's folder; None where it has no tokenizer.json that the tokenizers library reads.
+    """Read the tokenizer of an artifact's folder; None without a tokenizer.json that the tokenizers library reads.
 
-    Some models have other kinds alone; their texts are shown as ids.
+    Some models have only other kinds; their texts are shown as ids.
     """
     try:
         return tokenizer.load(folder) if (folder / tokenizer.FILE).exists() else None
@@ -35,12 +36,12 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def decode(words: Tokenizer | None, ids: Sequence[int]) -> str:
-    """Tokens as text, special ones too; without a tokenizer their ids."""
+    """Return tokens as text, special ones too; without a tokenizer their ids."""
     return tokenizer.decode(words, ids, tokenizer.FILE, special=True) if words else " ".join(map(str, ids))
 
 
-def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) -> dict[str, Any] | None:
-    """KL divergence of every scored position as a histogram, and where it is largest; None where nothing was scored.
+def divergence(cell: Cell, words: Tokenizer | None, protocol: str) -> dict[str, Any] | None:
+    """Return the KL divergence of every scored position as a histogram, and where it is largest; None without scores.
 
     `shares`: of positions, one a bin of `EDGES` and its two ends. `worst`: text before, the token, text after.
     """
@@ -52,7 +53,7 @@ def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) 
     places = np.concatenate([np.arange(window.first, window.last) for window in text.windows])
     try:
         with np.load(path) as positions:
-            if "kld" not in positions:  # of an engine that tells no logits
+            if "kld" not in positions:  # of an engine that returns no logits
                 return None
             kld, delta_p = positions["kld"].astype(float), positions["delta_p"].astype(float)
     except (OSError, EOFError, ValueError, KeyError, BadZipFile):
@@ -83,7 +84,7 @@ def divergence(cell: Mapping[str, Any], words: Tokenizer | None, protocol: str) 
 
 
 def times(speed: Mapping[str, Any]) -> dict[str, Any]:
-    """Quantiles of the times between tokens, in ms, and of each prompt its median TTFT, in ms, and its tokens/s."""
+    """Return quantiles of the times between tokens, in ms, and of each prompt its median TTFT, in ms, and tokens/s."""
     runs = speed["runs"]
     gaps = np.concatenate([np.diff(run["token_seconds"]) for run in runs]) * 1000
     prompts = []
@@ -100,9 +101,9 @@ def times(speed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer | None) -> dict[str, Any]:
-    """What was written after a prompt: `same` as the reference wrote, the first token that is `other`, and the `rest`.
+    """Split what was written after a prompt: `same` as the reference, the first `other` token, and the `rest`.
 
-    `at`: number of that token, from 1; None where all are the same. `loop`: the token from which on it repeats itself.
+    `at`: number of that token, from 1; None if all are the same. `loop`: the token from which on it repeats itself.
     """
     loop = (repetition.find(ids) or [None])[0]
     at = next((i for i, (a, b) in enumerate(zip(ids, expected or ids, strict=True)) if a != b), None)
@@ -116,12 +117,12 @@ def output(ids: Sequence[int], expected: Sequence[int] | None, words: Tokenizer 
     return {"same": same, "other": through[len(same) :], "rest": rest, "at": at + 1, "loop": loop}
 
 
-def of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The details of one model's formats that were measured, and its prompts; whether its weights are random."""
+def of_model(cells: Sequence[Cell], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of one model's measured formats, its prompts, and whether its weights are random."""
     return limited.call(lambda: _of_model(cells, config))  # tokenizers are a stranger's
 
 
-def _of_model(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+def _of_model(cells: Sequence[Cell], config: Mapping[str, Any]) -> dict[str, Any]:
     reference = config["reference"]
     speeds = {label(cell): speed for cell in cells if (speed := read_part(cell, config, "latency")[0])}
     words = next(filter(None, (read_tokenizer(Path(cell["artifact"])) for cell in cells)), None)

@@ -1,102 +1,107 @@
-"""Rows beside each other: a row against its model's reference, and the Pareto front. What intervals say, no more."""
+"""Compare rows: each with its model's reference, and all of a device on a Pareto front. Intervals decide, no more."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from quantmill.metrics import perplexity
-from quantmill.report import caveats
+from quantmill.report import caveats, deployed, repetition
 from quantmill.report.labels import label
+from quantmill.report.rows import Ratio, Row, Windows
 
 # set of a row beside its model's reference, when all rows are there
 PAIRED = ("nll_difference", "nll_difference_low", "nll_difference_high", "nll_verdict")
+ALL_DISTURBED = "every speed was disturbed while it was measured, so none is ranked; measure them again"
+OPEN = "its speed was disturbed, so it is a lower bound, and leaves open whether it is on the front: as measured, "
+UNCHECKED = "its artifact was not checked against its own weights, so it is not compared"
 
 
-def share_windows(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two rows have a quality, of the same windows of the same text."""
-    windows = [row["quality_windows"] for row in (one, other)]
-    if None in windows or windows[0]["tokens"] != windows[1]["tokens"]:
-        return False
-    texts = {row["protocol"]["quality"]["text_sha256"] for row in (one, other)}
-    return len(texts) == 1
-
-
-def difference(candidate: Mapping[str, Any], reference: Mapping[str, Any], unit: str) -> tuple[float, ...]:
-    """NLL of one row less that of another, for each of `unit` (`tokens`, or `counts`: what the headline divides by),
-    with its paired 95% interval and whether that holds 0."""
-    one, other = candidate["quality_windows"], reference["quality_windows"]
-    return perplexity.paired_difference(np.array(one["nll"]), np.array(other["nll"]), np.array(one[unit]))
-
-
-def perplexity_ratio(candidate: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Perplexity of one row over another's with its paired 95% interval; `tie` where that holds 1. None where the two
-    cannot be paired."""
-    if not share_windows(candidate, reference):
+def shared_windows(one: Row, other: Row) -> tuple[Windows, Windows] | None:
+    """Return the windows of two rows if both were scored on the same windows of the same text."""
+    windows, protocols = (one["quality_windows"], other["quality_windows"]), (one["protocol"], other["protocol"])
+    if windows[0] is None or windows[1] is None or windows[0]["tokens"] != windows[1]["tokens"]:
         return None
-    nll, low, high, tie = difference(candidate, reference, "counts")
+    texts = {each["quality"]["text_sha256"] for each in protocols if each["quality"]}
+    return (windows[0], windows[1]) if len(texts) == 1 else None
+
+
+def perplexity_ratio(candidate: Row, reference: Row) -> Ratio | None:
+    """Return one row's perplexity over another's; None if the two cannot be paired."""
+    windows = shared_windows(candidate, reference)
+    if windows is None:
+        return None
+    mine, theirs = (np.array(each["nll"]) for each in windows)
+    nll, low, high, tie = perplexity.paired_difference(mine, theirs, np.array(windows[0]["counts"]))
     return {"ratio": math.exp(nll), "low": math.exp(low), "high": math.exp(high), "tie": tie}
 
 
-def relate(each: dict[str, Any], reference: Mapping[str, Any] | None) -> None:
-    """Set what a row says of itself beside its model's reference."""
+def relate(each: Row, reference: Row | None) -> None:
+    """Set what a row says of itself beside its model's reference, its loops too."""
+    repetition.relate(each, reference)
+    windows = reference and shared_windows(each, reference)
     each["perplexity_ratio"] = perplexity_ratio(each, reference) if reference else None
-    if each["perplexity_ratio"] is None:
+    if not windows:
         for name in PAIRED:
             each["missing"].setdefault(name, "nothing to compare it with")
         return
-    nll, low, high, tie = difference(each, reference, "tokens")
+    mine, theirs = (np.array(window["nll"]) for window in windows)
+    nll, low, high, tie = perplexity.paired_difference(mine, theirs, np.array(windows[0]["tokens"]))
     tie = tie or each["above_noise_floor"] is False  # no further than the same weights in another arithmetic
-    verdict = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"
-    each |= dict(zip(PAIRED, (nll, low, high, verdict), strict=True))
+    each["nll_difference"], each["nll_difference_low"], each["nll_difference_high"] = nll, low, high
+    each["nll_verdict"] = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"
 
 
-def speed_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """1 where one row is faster beyond both intervals, -1 where the other is, else 0."""
-    if one["tokens_per_second_low"] > other["tokens_per_second_high"]:
-        return 1
-    return -1 if other["tokens_per_second_low"] > one["tokens_per_second_high"] else 0
+def speed_order(one: Row, other: Row) -> int:
+    """Return 1 if one row was faster beyond both intervals, -1 if the other was, else 0."""
+    mine, theirs = deployed.speed(one), deployed.speed(other)
+    if mine is None or theirs is None:
+        return 0
+    return (mine[1] > theirs[2]) - (theirs[1] > mine[2])
 
 
-def quality_order(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """1 where one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 where the other's is,
-    else 0, also where neither diverges beyond the noise of the arithmetic (a reference does not from itself)."""
+def quality_order(one: Row, other: Row) -> int:
+    """Return 1 if one row's perplexity is lower and the paired interval of the ratio leaves 1 out, -1 if the other's
+    is, else 0, also if neither diverges beyond the noise of the arithmetic (a reference does not from itself)."""
     ratio = perplexity_ratio(one, other)
     if ratio is None or ratio["tie"] or one["above_noise_floor"] is other["above_noise_floor"] is False:
         return 0
     return 1 if ratio["ratio"] < 1 else -1
 
 
-DISTURBED = "its speed was disturbed while it was measured, so it is not compared; measure it again"
-UNCHECKED = "its artifact was not checked against its own weights, so it is not compared"
+def mark_pareto(rows: Sequence[Row]) -> None:
+    """Set `pareto` and `dominated_by` of every checked row with a quality and a deployed speed.
 
-
-def mark_pareto(rows: Sequence[dict[str, Any]]) -> None:
-    """Set `pareto` and `dominated_by` of every checked row with a quality and an undisturbed speed: dominated by the
-    other rows of its model and device that are significantly better in one of them and significantly worse in neither.
-
-    A disturbed speed says too little, and an artifact that was not checked may be another model: such a row has no
-    place, neither on the front nor behind it, and dominates none.
+    A row is dominated by the rows of its model and device that are significantly better in one of the two and
+    significantly worse in neither. A disturbance only slows: a disturbed row that wins as measured wins, and whether
+    one that loses is on the front stays open. An artifact that was not checked may be another model: it has no place.
     """
-    weighed = ("perplexity", "tokens_per_second")
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str | None], list[Row]] = {}
     for each in rows:
-        lacks = [name for name in weighed if each[name] is None]
-        if lacks:
-            each["missing"]["pareto"] = each["missing"][lacks[0]]
-        elif each["interference"]:
-            each["missing"]["pareto"] = DISTURBED
+        each["pareto"] = each["dominated_by"] = None
+        each["missing"].pop("pareto", None)
+        if each["perplexity"] is None:
+            each["missing"]["pareto"] = each["missing"]["perplexity"]
+        elif each["deployed_tokens_per_second"] is None:
+            each["missing"]["pareto"] = each["missing"]["deployed_tokens_per_second"]
         elif reason := caveats.unchecked(each):
             each["missing"]["pareto"] = f"{UNCHECKED}: {reason}"
         else:
-            each |= {"pareto": True, "dominated_by": []}
             groups.setdefault((each["model"], each["device"]), []).append(each)
     for group in groups.values():
-        for one, other in combinations(group, 2):
+        winners: list[list[str]] = [[] for _ in group]
+        for (i, one), (j, other) in combinations(enumerate(group), 2):
             signs = {speed_order(one, other), quality_order(one, other)} - {0}
-            if len(signs) == 1:
-                winner, loser = (one, other) if signs == {1} else (other, one)
-                loser["pareto"] = False
-                loser["dominated_by"].append(label(winner))
+            if signs == {1}:
+                winners[j].append(label(one))
+            elif signs == {-1}:
+                winners[i].append(label(other))
+        known = any(not each["interference"] for each in group)
+        for each, names in zip(group, winners, strict=True):
+            if not known:
+                each["missing"]["pareto"] = ALL_DISTURBED
+            elif names and each["interference"]:
+                each["missing"]["pareto"] = f"{OPEN}{', '.join(names)} would dominate it; measure it again"
+            else:
+                each["pareto"], each["dominated_by"] = not names, names

@@ -1,16 +1,16 @@
-"""results.parquet: the columns of results.csv with their types, and which study and protocol each row is of."""
+"""results.parquet: the columns of results.csv with their types, and each row's study and protocol."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
+from quantmill.report.rows import Results, value_of
 
 TYPES = {
     "string": pa.string(),
@@ -32,7 +32,7 @@ STUDY = {
 
 
 def schema(columns: Sequence[Column] = COLUMNS) -> pa.Schema:
-    """Types, descriptions and units of the columns; every one may be null."""
+    """Return types, descriptions and units of the columns; every one may be null."""
     fields = [
         pa.field(
             column.name,
@@ -45,8 +45,8 @@ def schema(columns: Sequence[Column] = COLUMNS) -> pa.Schema:
     return pa.schema(fields)
 
 
-def table(results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> pa.Table:
-    """The rows of results.json, whose file has the given hash. What was not measured is null."""
+def table(results: Results, results_sha256: str, columns: Sequence[Column] = COLUMNS) -> pa.Table:
+    """Return the rows of results.json, whose file has the given hash. What was not measured is null."""
     config = json.dumps(results["config"], sort_keys=True, separators=(",", ":"))
     study = {
         "results_sha256": results_sha256,
@@ -56,16 +56,16 @@ def table(results: Mapping[str, Any], results_sha256: str, columns: Sequence[Col
     }
     rows = []
     for row in results["rows"]:
-        latency, quality = (row["protocol"][kind] or {} for kind in ("latency", "quality"))
+        latency, quality = row["protocol"]["latency"] or {}, row["protocol"]["quality"] or {}
         protocol = {
             "perplexity_protocol": quality.get("perplexity"),
             "text_sha256": quality.get("text_sha256"),
             "new_tokens": latency.get("new_tokens"),
         }
-        rows.append({**{column.name: row[column.name] for column in columns}, **study, **protocol})
+        rows.append({**{column.name: value_of(row, column.name) for column in columns}, **study, **protocol})
     return pa.Table.from_pylist(rows, schema=schema(columns))
 
 
-def write(path: Path, results: Mapping[str, Any], results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
+def write(path: Path, results: Results, results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
     """Write the table of a results.json."""
     parquet.write_table(table(results, results_sha256, columns), path)

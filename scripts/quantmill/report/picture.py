@@ -1,7 +1,7 @@
 """The pictures: the plots of perplexity over speed and of what is lost over bits per weight, with a label beside every
 point.
 
-Vega says where the points come to lie, label_places.py where their labels go.
+Vega places the points, label_placement.py where their labels go.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Marks = list[tuple[str, list[dict[str, Any]]]]
 
 
 def drawn(specification: Mapping[str, Any]) -> Marks:
-    """What a Vega specification draws within its axes: the type of each mark, and its items with their pixels."""
+    """Return what a Vega specification draws within its axes: each mark's type, and its items with their pixels."""
     found: Marks = []
 
     def walk(group: Mapping[str, Any]) -> None:
@@ -36,13 +36,14 @@ def drawn(specification: Mapping[str, Any]) -> Marks:
 
 
 def boxes(marks: Marks) -> list[Box]:
-    """What no label is to cover: points, bars, lines, and the word in the better corner."""
-    found = []
+    """Return what no label may cover: points, bars, lines, and the word in the better corner."""
+    found: list[Box] = []
     for kind, items in marks:
         if kind == "symbol":
             found += [(each["x"] - 6, each["y"] - 6, each["x"] + 6, each["y"] + 6) for each in items]
         elif kind == "rule":
-            found += [bar(each["x"], each["y"], each.get("x2", each["x"]), each.get("y2", each["y"])) for each in items]
+            ends = [{"x2": each["x"], "y2": each["y"], **each} for each in items]
+            found += [bar(each["x"], each["y"], each["x2"], each["y2"]) for each in ends]
         elif kind == "text":
             found += [corner(each) for each in items]
         else:
@@ -54,23 +55,23 @@ def boxes(marks: Marks) -> list[Box]:
 
 
 def bar(x: float, y: float, x2: float, y2: float) -> Box:
-    """Around an interval, along either axis."""
+    """Return the box of an interval, along either axis."""
     return min(x, x2) - 1, min(y, y2) - 1, max(x, x2) + 1, max(y, y2) + 1
 
 
 def corner(item: Mapping[str, Any]) -> Box:
-    """Around the word in the better corner, which begins or ends at its place."""
+    """Return the box of the word in the better corner, which begins or ends at its place."""
     left = item["x"] - (80 if item.get("align") == "right" else 0)
     return left, item["y"] - 26, left + 80, item["y"]
 
 
 def mark(kind: str, **values: Any) -> dict[str, Any]:
-    """A Vega mark with these values."""
+    """Return a Vega mark with these values."""
     return {"type": kind, "encode": {"update": {name: {"value": value} for name, value in values.items()}}}
 
 
 def specification(quality: str, cost: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The picture of the rows of `axes.points` that have both figures, in Vega."""
+    """Return the picture of the rows of `axes.points` that have both figures, in Vega."""
     rows = [row for row in rows if row[quality] is not None and row[cost] is not None]
     chart = plot.chart(quality, cost, rows, picture=True)
     found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.version())

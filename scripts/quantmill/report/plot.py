@@ -2,7 +2,7 @@
 
 One specification an axis pair, which the page fills with its rows. The pictures, quality-speed and quality-size, are
 two of them with their data and a legend of engines: Vega places labels on a canvas, which only a browser has, so
-reporting/picture.py places those. reporting/drawing.py runs what compiles and draws.
+picture.py places those. drawing.py compiles and draws.
 """
 
 import hashlib
@@ -38,22 +38,22 @@ SHARES = {"perplexity_loss": ".3~%", "top1_agreement": ".1%"}  # and how their t
 
 
 def cycle(scale: Sequence[str], names: Sequence[str]) -> alt.Scale:
-    """A scale that gives names its values in turn, from the first again where there are more."""
+    """Return a scale that assigns its values to names in turn, cyclically."""
     return alt.Scale(domain=names, range=[scale[i % len(scale)] for i in range(len(names))])
 
 
 def colours(rows: Sequence[Mapping[str, Any]], name: str = "cell", title: str = "format") -> alt.Color:
-    """A colour for each format and run, or what else `name` tells apart, in the table's order."""
+    """Return a colour for each format and run, or other values of `name`, in the table's order."""
     return alt.Color(f"{name}:N", title=title, scale=cycle(PALETTE, list(dict.fromkeys(row[name] for row in rows))))
 
 
 def shapes(rows: Sequence[Mapping[str, Any]], name: str = "model", title: str = "model") -> alt.Shape:
-    """A shape for each model, or what else `name` tells apart, in the table's order."""
+    """Return a shape for each model, or other values of `name`, in the table's order."""
     return alt.Shape(f"{name}:N", title=title, scale=cycle(SHAPES, list(dict.fromkeys(row[name] for row in rows))))
 
 
 def better_corner(quality: str, cost: str) -> alt.Chart:
-    """The word "better" in the corner where both axes are at their best, with an arrow into it."""
+    """Draw the word "better" in the corner where both axes are at their best, with an arrow into it."""
     right, top = cost in MORE_IS_BETTER, quality in MORE_IS_BETTER or is_task(quality)
     arrow = ("\u2197" if top else "\u2198") if right else ("\u2196" if top else "\u2199")
     mark = alt.Chart(alt.Data(values=[{}])).mark_text(
@@ -71,15 +71,15 @@ def better_corner(quality: str, cost: str) -> alt.Chart:
 
 
 def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture: bool = False) -> alt.LayerChart:
-    """Quality over a cost: points with 95% intervals where there are any, the front as a line, rooflines as ticks.
+    """Draw quality over a cost: points with 95% intervals if there are any, the front as a line, rooflines as ticks.
 
-    A row, of what `points` returns, is drawn where it has both figures; rows of a model whose `front` is true are
-    joined, and what was disturbed is pale, but over sizes, which no disturbance changes. Over sizes and in pictures
-    colours and a legend are of engines. `picture`: with its data and a fixed width.
+    A row of `axes.points` is drawn if it has both figures. Rows of a model whose `front` is true are joined. Disturbed
+    speeds and Quantmill's own are pale, except over sizes, which do not depend on them. Over sizes and in pictures,
+    colours and a legend show engines. `picture`: with its data and a fixed width.
     """
     sized, models = cost in SIZES, list(dict.fromkeys(row["model"] for row in rows))
     fronts = smallest(rows, quality, cost) if sized else [row["pareto"] for row in rows]
-    values = [row | {"front": front} for row, front in zip(rows, fronts, strict=True)]
+    values = [{**row, "front": front} for row, front in zip(rows, fronts, strict=True)]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
     (across, across_scale), (up, up_scale) = COSTS[cost], qualities(rows)[quality]
@@ -117,11 +117,15 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
     tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
     tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
-    faint = {} if sized else {"condition": {"test": "datum.disturbed", "value": 0.35}}
+    faint = {} if sized else {"condition": {"test": "datum.pale", "value": 0.35}}
     points = base.mark_point(filled=True, size=70 if of_engines else 110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=alt.OpacityValue(1, **faint)
     )
-    title = {"title": heading(models, sized, any(row["disturbed"] for row in rows))} if picture else {}
+    title = (
+        {"title": heading(models, sized, any(row["disturbed"] for row in rows), any(row["own"] for row in rows))}
+        if picture
+        else {}
+    )
     return (
         alt.layer(*layers, points.properties(name="points"))
         .add_params(alt.param(name="rooflines", value=False))
@@ -131,19 +135,20 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     )
 
 
-def heading(models: Sequence[str], sized: bool, disturbed: bool) -> alt.TitleParams:
-    """What stands above a picture."""
+def heading(models: Sequence[str], sized: bool, disturbed: bool, own: bool) -> alt.TitleParams:
+    """Return the title of a picture."""
     if not sized:
-        note = "pale: disturbed while it was measured" if disturbed else ""
+        reasons = ["disturbed, so at least as fast"] * disturbed + ["Quantmill's own speed"] * own
+        note = f"pale: {' or '.join(reasons)}" if reasons else ""
         return alt.TitleParams(note, fontSize=12, fontWeight="normal", anchor="end")
     whose = f"{models[0]}: what" if len(models) == 1 else "What"
     note = "Dashed: no smaller format loses less. Bars: 95% intervals."
-    note = note if models else "No perplexity was measured beside the reference's."
+    note = note if models else "No perplexity was measured but the reference's."
     return alt.TitleParams(f"{whose} each format loses, by its size", subtitle=note, fontSize=15, anchor="start")
 
 
 def ticks(name: str) -> dict[str, Any]:
-    """Where an axis has its ticks, or how many it chooses itself."""
+    """Return the ticks of an axis, or how many it chooses itself."""
     return {"values": TICKS[name]} if name in TICKS else {"tickCount": 6}
 
 
@@ -152,7 +157,7 @@ def _ends(name: str) -> tuple[str, ...]:
 
 
 def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
-    """A Vega mark of labels beside the marks `points`, each where it hides none of `avoided` and no other label."""
+    """Return a Vega mark of labels beside the marks `points`, each hiding none of `avoided` and no other label."""
     size = [{"signal": "width"}, {"signal": "height"}]
     place = {"type": "label", "size": size, "anchor": ANCHORS, "offset": [7], "avoidMarks": list(avoided)}
     return {
@@ -166,7 +171,7 @@ def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequenc
 
 
 def vega(drawn: alt.LayerChart) -> dict[str, Any]:
-    """A chart compiled to Vega, with a label for every point, and for every roofline where these are drawn."""
+    """Compile a chart to Vega, with a label for every point, and for every roofline if these are drawn."""
     specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
     marks = specification["marks"]
     hidden = [mark["name"] for mark in marks if mark["type"] in ("symbol", "rule", "rect", "text")]
@@ -178,13 +183,16 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
 
 
 def version() -> str:
-    """Of Vega-Lite, as Altair and vl_convert both name it."""
+    """Return the version of Vega-Lite, as Altair and vl_convert both name it."""
     return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
 def program() -> str:
-    """Vega, as it draws in a browser. vl-convert takes five seconds of a core to bundle it: the user's cache folder
-    keeps it, where there can be one, under its hash, so that a damaged file is made again."""
+    """Return Vega, as it draws in a browser.
+
+    vl-convert takes five seconds of a core to bundle it. The user's cache folder keeps it, if possible, under its hash,
+     so that a damaged file is made again.
+    """
     name = f"vega-{vl_convert.__version__}-{version()}"
     with suppress(OSError):
         for kept in cache().glob(f"{name}-*.js"):
@@ -199,12 +207,12 @@ def program() -> str:
 
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Vega specifications without data, by `QUALITY/COST`."""
+    """Return Vega specifications without data, by `QUALITY/COST`."""
     return {f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in qualities(rows) for cost in COSTS}
 
 
 def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Vega specifications of one model's formats, without data: divergence, times between tokens, prompts."""
+    """Return Vega specifications of one model's formats, without data: divergence, times between tokens, prompts."""
     colour = colours(rows)
     colour.legend = alt.Legend(orient="bottom", columns=3, title=None)
     base = alt.Chart(alt.NamedData(DATA))

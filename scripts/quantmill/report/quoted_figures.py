@@ -1,14 +1,14 @@
-"""Figures and small tables that a page quotes out of result files.
+"""Figures and small tables that a page quotes from result files.
 
 A figure: `<!-- results/smollm2 gguf-q8_0 perplexity -->21.3<!-- end -->`, the folder of a results.json, a row and a
 column. `ROW / ROW` quotes the ratio of two rows' figures, `COLUMN / COLUMN` that of a row's own. A row is FORMAT or
 FORMAT@RUN, after MODEL: where several models of a study have it, and before :LOAD for a server's load. Columns are
-those of results.csv, of tasks too, and of loads.csv, besides `perplexity_ratio`, `tokens_per_second_at_N`, of N
+those of results.csv, of tasks too, and of loads.csv, and `perplexity_ratio`, `tokens_per_second_at_N`, of N
 sequences that were decoded together, `tokens_per_second_in_MODE`, of another way to decode, `tpot_ms_p50_after_N`, of a
 prompt of N tokens, and keys with dots, such as `artifact.gate.faithful.divergence`: the way to it in the row.
 
 A figure of any result file: `<!-- results/smollm2-h200/latency/gguf-q8_0.json protocol.new_tokens -->64<!-- end -->`,
-the keys on the way to it, of a list the places.
+the keys of the path to it, in a list the places.
 
 A table: `<!-- results/smollm2 by bits_per_weight: kld_mean size_bytes -->` and `<!-- end -->`, the rows that have all
 of these figures, by the first of them; `<!-- results/smollm2 loads by … -->` has those of servers' loads.
@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from quantmill.common.program import UserError
@@ -27,35 +28,35 @@ from quantmill.report.labels import label
 from quantmill.report.load_columns import LOAD_COLUMNS
 from quantmill.report.markdown import cell, lines
 from quantmill.report.numbers import number
+from quantmill.report.rows import Results
 
 FIGURE = re.compile(r"(<!-- (results/\S+) ([^<>\s]+)(?: / ([^<>\s]+))? ([\w.]+)(?: / (\w+))? -->)[^<]*(<!-- end -->)")
 TABLE = re.compile(r"(<!-- (results/\S+) (loads )?by (\w+):((?: \w+)*) -->\n)[^<]*(<!-- end -->)")
 KEYS = re.compile(r"(<!-- (results/\S+\.json) ([\w.]+) -->)[^<]*(<!-- end -->)")
 STUDY = re.compile(r"<!-- results/\S+: by make readme -->")  # all of a study's rows: report.update_readme
 ANY = re.compile(r"<!-- results/[^>]* -->")
-# what a row has several of: how a column's name begins -> where they are, what tells them apart, and the figure
+# what a row has several of: beginning of the column's name -> the list, what identifies an entry, and the figure
 SEVERAL = {
     "tokens_per_second_at_": ("batches", "batch", "tokens_per_second"),
     "tokens_per_second_in_": ("other_modes", "mode", "tokens_per_second"),
     "tpot_ms_p50_after_": ("lengths", "tokens", "tpot_ms_p50"),
 }
 HEADINGS = {"perplexity_ratio": "perplexity over the reference's"}
-Row = Mapping[str, Any]
-Results = Mapping[str, Any]
+Entry = Mapping[str, Any]  # a row or a load
 
 
 def _enter(content: Any, key: str) -> Any:
-    """What a JSON object has of a key, or a list at a place."""
+    """Return a JSON object's value of a key, or a list's at a place."""
     return content[int(key) if isinstance(content, list) else key]
 
 
-def name_of(row: Row) -> str:
-    """What a row or a load is called."""
+def name_of(row: Entry) -> str:
+    """Return the name of a row or a load."""
     return label(row) + (f":{row['load']}" if "load" in row else "")
 
 
-def value(row: Row, column: str) -> Any:
-    """A row's figure; None where it was not measured. Raises `KeyError` for a column that there is not."""
+def value(row: Entry, column: str) -> Any:
+    """Return a row's figure; None if it was not measured. Raises `KeyError` for an unknown column."""
     for beginning, (where, by, figure) in SEVERAL.items():
         if column.startswith(beginning):
             return {f"{beginning}{each[by]}": each.get(figure) for each in row[where] or ()}.get(column)
@@ -64,8 +65,8 @@ def value(row: Row, column: str) -> Any:
     return row[column] and row[column]["ratio"] if column == "perplexity_ratio" else row[column]
 
 
-def text(row: Row, column: str, columns: Sequence[Column]) -> str:
-    """A row's figure, as tables have it. Raises `KeyError` as `value` does, `ValueError` where it was not measured."""
+def text(row: Entry, column: str, columns: Sequence[Column]) -> str:
+    """Format a row's figure as tables do. Raises `KeyError` as `value` does, `ValueError` if it was not measured."""
     found = value(row, column)
     if found is None:
         raise ValueError("was not measured")
@@ -76,10 +77,12 @@ def text(row: Row, column: str, columns: Sequence[Column]) -> str:
 
 
 def figure(results: Results, first: str, second: str | None, column: str, over: str | None) -> str:
-    """A figure, or the ratio of two to three digits: of the second row's, or of the column `over`. Raises as `text`
-    does, and `KeyError` for a row that there is not."""
+    """Format a figure, or the ratio of two to three digits: to the second row's, or to the column `over`.
+
+    Raises as `text` does, and `KeyError` for an unknown row.
+    """
     columns, widened = tasks.widen(results)
-    every = (*widened, *results.get("loads", ()))
+    every: list[Entry] = [*widened, *results.get("loads", ())]
     rows = {f"{row['model']}:{name_of(row)}": row for row in every}
     named = Counter(map(name_of, every))
     rows |= {name_of(row): row for row in every if named[name_of(row)] == 1}
@@ -92,10 +95,11 @@ def figure(results: Results, first: str, second: str | None, column: str, over: 
 
 
 def table(results: Results, loads: bool, names: list[str]) -> str:
-    """Rows that have all figures, by the first of them. Raises as `text` does."""
+    """Return a table of rows that have all figures, by the first of them. Raises as `text` does."""
     columns, widened = tasks.widen(results)
     known = {each.name: each.heading for each in (LOAD_COLUMNS if loads else columns)} | HEADINGS
-    rows = [row for row in (results["loads"] if loads else widened) if None not in [value(row, each) for each in names]]
+    every: list[Entry] = [*(results["loads"] if loads else widened)]
+    rows = [row for row in every if None not in [value(row, each) for each in names]]
     rows = sorted(rows, key=lambda row: value(row, names[0]))
     several = len({row["model"] for row in rows}) > 1
     named = [f"`{row['model']}:{name_of(row)}`" if several else f"`{name_of(row)}`" for row in rows]
@@ -103,10 +107,11 @@ def table(results: Results, loads: bool, names: list[str]) -> str:
     return "\n".join(lines(["row", *(known.get(each, each.replace("_", " ")) for each in names)], body))
 
 
-def fill(page: str, read: Callable[[str], Results]) -> str:
-    """The page with everything that it quotes made anew; `read` returns the results of a folder, or a file's content.
+def fill(page: str, read_run: Callable[[str], Results], read: Callable[[Path], Any]) -> str:
+    """Return the page with all its quotes made again.
 
-    Raises `UserError` for a row, a column or a figure that there is not, and for a quote that cannot be read.
+    `read_run` returns the results of a folder, `read` a file's content. Raises `UserError` for an unknown row, column
+    or figure, and for a quote that cannot be parsed.
     """
 
     def renew(begin: str, make: Callable[[], str]) -> str:
@@ -117,17 +122,17 @@ def fill(page: str, read: Callable[[str], Results]) -> str:
 
     def renew_figure(found: re.Match[str]) -> str:
         begin, folder, first, second, column, over, end = found.groups()
-        return renew(begin, lambda: figure(read(folder), first, second, column, over)) + end
+        return renew(begin, lambda: figure(read_run(folder), first, second, column, over)) + end
 
     def renew_keys(found: re.Match[str]) -> str:
         begin, file, keys, end = found.groups()
-        return renew(begin, lambda: number(reduce(_enter, keys.split("."), read(file)))) + end
+        return renew(begin, lambda: number(reduce(_enter, keys.split("."), read(Path(file))))) + end
 
     def renew_table(found: re.Match[str]) -> str:
         begin, folder, loads, first, more, end = found.groups()
-        return renew(begin, lambda: table(read(folder), bool(loads), [first, *more.split()])) + f"\n{end}"
+        return renew(begin, lambda: table(read_run(folder), bool(loads), [first, *more.split()])) + f"\n{end}"
 
     for found in ANY.finditer(page):
         if not any(each.match(page, found.start()) for each in (STUDY, KEYS, FIGURE, TABLE)):
-            raise UserError(f"{found[0]}: is no quote; write <!-- FOLDER ROW COLUMN --> and <!-- end -->")
+            raise UserError(f"{found[0]}: is not a quote; write <!-- FOLDER ROW COLUMN --> and <!-- end -->")
     return TABLE.sub(renew_table, FIGURE.sub(renew_figure, KEYS.sub(renew_keys, page)))

@@ -1,7 +1,7 @@
-"""The one way in for a results.json that a stranger wrote: bounded, valid, and such that its parts fit one another.
+"""The one reader of a results.json that a stranger wrote: bounded, valid and consistent.
 
-Programs that compare and collect believe what they get from here: numbers can be multiplied and turned to logarithms,
-texts can be written, and each row has all figures of a measurement or none.
+Programs that compare and collect trust its result: numbers can be multiplied and turned to logarithms, texts can be
+written, and each row has all figures of a measurement or none.
 """
 
 import math
@@ -16,10 +16,10 @@ from quantmill.common import bounded_json, plain_file
 from quantmill.common.program import UserError, printable
 from quantmill.metrics import COMPARABLE, METRICS_VERSION
 from quantmill.report.columns import COLUMNS, SCHEMA, schema
-from quantmill.report.results import upgrade
+from quantmill.report.rows import Results, Row, Windows, value_of
 
 MAX_BYTES, MAX_VALUES = 32 * 2**20, 1_000_000  # of results.json; with 30 rows it has 0.5 MB and 28,000 values
-MAX_LEVELS = 50  # of values in one another; of ours 7
+MAX_LEVELS = 50  # of nested values; ours have 7
 MAX_TEXT, MAX_NAME = 20_000, 500  # characters of a text and of a key
 LARGEST, SMALLEST = 1e60, 1e-60  # of figures: ratios of these, and their squares, are float64; below it is zero
 MOST_NATS = 300  # of a window, over what they are divided by: exp of a difference of two such is a float64
@@ -35,31 +35,27 @@ WIDE = "normalised"  # its perplexities are as large as float64 holds, and nothi
 
 
 class _Wrong(Exception):
-    """Where in a file something is wrong, and what."""
+    """A place in a file, and what is wrong there."""
 
     def __init__(self, where: Sequence[Any], what: str) -> None:
         super().__init__(f"{'.'.join(map(str, where)) or 'the file'}: {what}")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The content of a results.json, upgraded to today's schema version.
+def read_results(path: Path) -> Results:
+    """Read and check a results.json.
 
-    Raises `UserError`, which names the place in the file, where it is not JSON, has more than a report has, has figures
-    of another version of the metrics, does not follow results.schema.json, or contradicts itself.
+    Raises `UserError`, which names the place in the file, if it is not JSON, exceeds the size of any report, has
+    figures of another version of the metrics, does not follow results.schema.json, or contradicts itself.
     """
     try:
         content = bounded_json.loads(plain_file.read(path, MAX_BYTES), MAX_BYTES, MAX_VALUES, _refuse)
     except ValueError as error:
-        raise UserError(f"{path}: is no JSON ({error!s:.80}); name a results.json") from None
+        raise UserError(f"{path}: is not JSON ({error!s:.80}); name a results.json") from None
     try:
         content = _clean(content)
         version = content.get("metrics_version") if isinstance(content, dict) else None
         if version is not None and version not in COMPARABLE:
             raise UserError(f"{path}: is of metrics version {version!s:.20}, not {METRICS_VERSION}; measure again")
-        try:
-            content = upgrade(content) if isinstance(content, dict) else content
-        except (KeyError, TypeError, AttributeError):  # what the schema says of it is of today's version
-            raise UserError(f"{path}: does not fit its schema version; make the report again") from None
         _check_schema(content)
         _check_pairs(content["rows"])
         for place, row in enumerate(content["rows"]):
@@ -72,16 +68,17 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_together(contents: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises `UserError` where two rows of these files (by name) have the same windows of the same text, and other
+def check_together(contents: Mapping[str, Results]) -> None:
+    """Raise `UserError` if two rows of these files (by name) have the same windows of the same text, but different
     counts of its words: one of the two was changed, and their difference is not a figure."""
     seen: dict[Any, tuple[str, Any]] = {}
     for name, content in contents.items():
         for place, row in enumerate(content["rows"]):
-            if not (windows := row["quality_windows"]):
+            windows, protocol = row["quality_windows"], row["protocol"]["quality"]
+            if not windows or not protocol:
                 continue
             where = f"{name}: rows.{place}"
-            text = row["protocol"]["quality"]["text_sha256"], tuple(windows["tokens"])
+            text = protocol["text_sha256"], tuple(windows["tokens"])
             first, counts = seen.setdefault(text, (where, windows["counts"]))
             if counts != windows["counts"]:
                 what = f"{where}.quality_windows.counts: other than those of {first}, of the same windows of one text"
@@ -89,13 +86,12 @@ def check_together(contents: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _refuse(constant: str) -> float:
-    """NaN and infinity are no JSON, and no figure."""
+    """Refuse NaN and infinity, which are neither JSON nor figures."""
     raise ValueError(f"{constant} stands where a figure is to be")
 
 
 def _clean(content: Any, where: tuple[Any, ...] = ()) -> Any:
-    """The same content, its figures too small to matter made zero. Raises `_Wrong` for numbers and texts that no report
-    has, whatever they stand for."""
+    """Return the content with tiny figures made zero. Raises `_Wrong` for numbers and texts that no report has."""
     if len(where) > MAX_LEVELS:
         raise _Wrong(where[:5], f"is nested more than {MAX_LEVELS} deep")
     if isinstance(content, dict):
@@ -141,49 +137,50 @@ def _check_schema(content: Any) -> None:
         raise _Wrong(list(wrong.absolute_path), f"{wrong.message:.200}")
 
 
-def _check_pairs(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `_Wrong` where rows of one model, all of which are compared with one another, would take minutes."""
+def _check_pairs(rows: Sequence[Row]) -> None:
+    """Raise `_Wrong` if comparing all rows of one model with one another would take minutes."""
     for model, count in Counter(row["model"] for row in rows).items():
-        windows = [
-            len(row["quality_windows"]["nll"]) for row in rows if row["model"] == model and row["quality_windows"]
-        ]
+        windows = [len(found["nll"]) for row in rows if row["model"] == model and (found := row["quality_windows"])]
         if count**2 * max(windows, default=1) > MOST_PAIRS:
             what = f"{count} rows of {model!r:.80}, of {max(windows, default=1)} windows, are too many to compare"
             raise _Wrong(("rows",), what)
 
 
-def _complete(row: dict[str, Any], models: dict[str, Any]) -> None:
-    """Give a row a reason for each empty column, and its model an empty config, where the file has none."""
+def _complete(row: Row, models: dict[str, Any]) -> None:
+    """Give a row a reason for each empty column, and its model an empty config, if the file has none."""
     for column in COLUMNS:
-        if row[column.name] is None:
+        if value_of(row, column.name) is None:
             row["missing"].setdefault(column.name, UNTOLD)
     models.setdefault(row["model"], {})
 
 
-def _contradictions(row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Places in a row, and what is wrong there."""
+def _contradictions(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield places in a row, and what is wrong there."""
     for part, names in (("quality", QUALITY), ("latency", SPEED)):
-        there = {name: row[name] is not None for name in names} | {f"protocol.{part}": bool(row["protocol"][part])}
+        protocol = value_of(row["protocol"], part)
+        there = {name: value_of(row, name) is not None for name in names} | {f"protocol.{part}": bool(protocol)}
         if len(set(there.values())) > 1:
             has, lacks = (next(name for name, each in there.items() if each is way) for way in (True, False))
             yield (lacks,), f"is null, and {has} is not"
-    if row["tokens_per_second"] is not None and row["tokens_per_second_low"] > row["tokens_per_second_high"]:
-        yield ("tokens_per_second_low",), "is above tokens_per_second_high"
+    for name in ("tokens_per_second", "deployed_tokens_per_second"):
+        low, high = (value_of(row, f"{name}_{end}") for end in ("low", "high"))
+        if low is not None and high is not None and low > high:
+            yield (f"{name}_low",), f"is above {name}_high"
     if row["perplexity_ratio"] and row["perplexity"] is None:
         yield ("perplexity_ratio",), "is there without a perplexity"
-    for name, figure in (("prompts", len), ("first_token", bool)):
-        degenerate = row["degenerate"]
-        if degenerate and bool(degenerate[name]) != bool(figure(degenerate["loops"])):
-            yield ("degenerate", name), "does not fit loops"
+    if degenerate := row["degenerate"]:
+        for name in ("prompts", "first_token"):
+            if bool(value_of(degenerate, name)) != bool(degenerate["loops"]):
+                yield ("degenerate", name), "does not fit loops"
     if windows := row["quality_windows"]:
         yield from _windows(windows, row)
 
 
-def _windows(windows: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The same of a row's windows."""
-    count = row["protocol"]["quality"]["windows"]
-    for name, values in windows.items():
-        if len(values) != count:
+def _windows(windows: Windows, row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the same of a row's windows."""
+    count = (row["protocol"]["quality"] or {})["windows"]
+    for name in windows:
+        if len(values := value_of(windows, name)) != count:
             yield ("quality_windows", name), f"has {len(values)} entries, and protocol.quality.windows is {count}"
     for nll, per in zip(windows["nll"], windows["counts"], strict=False):
         if abs(nll) > MOST_NATS * per:

@@ -3,15 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quantmill.metrics import flips
+from quantmill.report.rows import Degenerate, Row
+
 PERIOD = 16  # tokens of a cycle, at most
 REPEATS = 4  # of a cycle, at least
-LENGTH = 32  # tokens of all repeats, at least: a row of dots or a rule of a table is no loop
+LENGTH = 32  # tokens of all repeats, at least: a row of dots or a rule of a table is not a loop
 
 
 def find(ids: Sequence[int]) -> tuple[int, int] | None:
-    """Where an output falls into a cycle that lasts to its end: the first token in it, from 1, and the cycle's length.
+    """Return where an output falls into a cycle that lasts to its end: its first token, from 1, and its length.
 
-    The shortest cycle that fits is meant; its last repeat may be cut off by the end. None where there is no such cycle.
+    The shortest cycle that fits is meant; the end may cut its last repeat off. None without such a cycle.
     """
     for period in range(1, PERIOD + 1):
         start = len(ids) - period
@@ -22,10 +25,11 @@ def find(ids: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
-def of_result(speed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a row says of the texts of its latency result: how many fall into a loop, of how many, the earliest token
-    at which one does, and each loop with its prompt, from 1. `relate` fills in `reference_too`. None where a server
-    tells no tokens."""
+def of_result(speed: Mapping[str, Any]) -> Degenerate | None:
+    """Return which texts of a latency result fall into a loop; None if a server reports no tokens.
+
+    `relate` compares them with the reference's.
+    """
     outputs = [prompt["output_ids"] for prompt in speed["prompts"]]
     if not any(outputs):
         return None
@@ -38,19 +42,18 @@ def of_result(speed: Mapping[str, Any]) -> dict[str, Any] | None:
             {"prompt": number, "token": token, "period": period, "reference_too": None}
             for number, token, period in found
         ],
+        "reference": None,
     }
 
 
-def relate(each: Mapping[str, Any], reference: Mapping[str, Any] | None) -> None:
-    """Say of each loop of a row whether its model's reference falls into one after the same prompt as well."""
+def relate(each: Row, reference: Row | None) -> None:
+    """Compare a row's loops with those of its model's reference after the same prompts."""
     mine, theirs = each["degenerate"], reference and reference["degenerate"]
     if not mine or not theirs or mine["of"] != theirs["of"]:
         return
     looped = {loop["prompt"] for loop in theirs["loops"]}
     for loop in mine["loops"]:
         loop["reference_too"] = loop["prompt"] in looped
-
-
-def own_loops(degenerate: Mapping[str, Any]) -> int:
-    """How many loops are not the reference's as well, and so not known to be the model's own habit."""
-    return sum(not loop["reference_too"] for loop in degenerate["loops"])
+    both = sum(loop["prompt"] in looped for loop in mine["loops"])
+    low, high = flips.interval(mine["prompts"] - both, theirs["prompts"] - both, mine["of"])
+    mine["reference"] = {"prompts": theirs["prompts"], "difference_low": low, "difference_high": high}

@@ -1,68 +1,84 @@
-"""What a study found, for a terminal: a verdict for each model, and the table, in about a dozen lines."""
+"""Findings of a study for a terminal: a verdict for each model, and the table, in about a dozen lines."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from quantmill.common.program import printable
-from quantmill.report import caveats
+from quantmill.report import caveats, deployed
 from quantmill.report.labels import label
 from quantmill.report.numbers import MISSING, number, size
+from quantmill.report.rows import Results, Row
 
 BUDGET = 0.01  # of perplexity over the reference's, as the page's slider begins
 LINES = 8  # rows of the table, and verdicts; the page has all
 HEADINGS = ("", "tokens/s", "perplexity", "KL, nats", "bits/weight", "size", "")
-Row = Mapping[str, Any]
 
 
 def is_tie(row: Row) -> bool:
-    """Whether a row's quality cannot be told from the reference's."""
-    return row["above_noise_floor"] is False or row["perplexity_ratio"]["tie"]
+    """Return whether a row's quality cannot be distinguished from the reference's."""
+    return row["above_noise_floor"] is False or bool(row["perplexity_ratio"] and row["perplexity_ratio"]["tie"])
 
 
 def loss(row: Row, reference: str) -> str:
-    """What a row loses, in words."""
+    """Describe what a row loses."""
     if label(row) == reference:
         return "the reference"
-    if is_tie(row):
-        return "no loss that can be told from noise"
+    if is_tie(row) or row["perplexity_ratio"] is None:
+        return "no loss beyond the noise"
     return f"perplexity {row['perplexity_ratio']['ratio'] - 1:+.1%}"
 
 
+def speed(row: Row) -> tuple[float, float, float]:
+    """Return a row's deployed speed with its ends, as the page's verdict compares it."""
+    return deployed.speed(row) or (0.0, 0.0, 0.0)
+
+
 def fastest(rows: Sequence[Row]) -> list[Row]:
-    """The rows than which none is faster beyond the intervals; first the one to name, on the front if one is."""
-    best = max(row["tokens_per_second_low"] for row in rows)
-    group = [row for row in rows if row["tokens_per_second_high"] >= best]
-    first = max(group, key=lambda row: (row["pareto"] is not False, row["tokens_per_second"]))
+    """Return the rows that none is faster than beyond the intervals; first the one to name, on the front if one is."""
+    best = max(speed(row)[1] for row in rows)
+    group = [row for row in rows if speed(row)[2] >= best]
+    first = max(group, key=lambda row: (row["pareto"] is True, not row["interference"], speed(row)[0]))
     return [first, *(row for row in group if row is not first)]
 
 
+def rate(row: Row) -> str:
+    """Return a row's speed; of a disturbed one the lower bound."""
+    found = speed(row)
+    return f"at least {number(found[1], 3)} tokens/s" if row["interference"] else f"{number(found[0], 3)} tokens/s"
+
+
 def verdict(rows: Sequence[Row], reference: str) -> str:
-    """The fastest of one model's rows that loses at most `BUDGET`, as far as it can be told."""
+    """Name the fastest of one model's rows that loses at most `BUDGET`, as far as it is known."""
     measured = [row for row in rows if row["tokens_per_second"] is not None]
     if not measured:
         return "nothing was measured; the page says why"
     checked = [row for row in measured if not caveats.unchecked(row)]
     if not checked:
         return "nothing that was measured was checked against its own weights, so none is called the fastest"
-    quiet = [row for row in checked if not row["interference"]]
-    if not quiet:
+    ranked = [row for row in checked if deployed.speed(row)]
+    if not ranked:
+        return "every speed is Quantmill's own, which no deployment has, so none is called the fastest"
+    if all(row["interference"] for row in ranked):
         return "every measurement of speed was disturbed, so none is called the fastest"
-    if len({row["device"] for row in quiet}) > 1:
+    if len({row["device"] for row in ranked}) > 1:
         return "measured on several devices; the page compares those of each"
-    scored = [row for row in quiet if row["perplexity_ratio"]]
-    allowed = [row for row in scored if is_tie(row) or row["perplexity_ratio"]["ratio"] <= 1 + BUDGET]
+    scored = [(row, ratio) for row in ranked if (ratio := row["perplexity_ratio"])]
+    allowed = [row for row, ratio in scored if is_tie(row) or ratio["ratio"] <= 1 + BUDGET]
     if scored and not allowed:
-        return f"nothing undisturbed loses at most {BUDGET:.0%}"
-    first, *others = fastest(allowed or quiet)
-    equals = [label(row) for row in others]
+        return f"nothing loses at most {BUDGET:.0%}"
+    compared = allowed or ranked
+    if all(row["interference"] for row in compared):
+        return f"every speed at no more than {BUDGET:.0%} loss was disturbed, so none is called the fastest"
+    first, *others = fastest(compared)
+    open_ = [label(row) for row in compared if row["interference"] and row not in (first, *others)]
     limit = f"at no more than {BUDGET:.0%} loss" if scored else "with an unknown loss"
-    beside = f" (as fast, as far as can be told: {', '.join(equals)})" if equals else ""
+    equals = f" (as fast, as far as can be told: {', '.join(map(label, others))})" if others else ""
+    unsure = f" (disturbed, perhaps faster: {', '.join(open_)})" if open_ else ""
     what = f"; {loss(first, reference)}" if scored else ""
-    return f"fastest {limit}: {label(first)}, {number(first['tokens_per_second'], 3)} tokens/s{what}{beside}"
+    return f"fastest {limit}: {label(first)}, {rate(first)}{what}{equals}{unsure}"
 
 
 def over_reference(row: Row, reference: str) -> str:
-    """Perplexity, and how far it is above the reference's."""
+    """Return the perplexity, and how far it is above the reference's."""
     ratio = row["perplexity_ratio"]
     if ratio is None or label(row) == reference:
         return number(row["perplexity"])
@@ -70,14 +86,16 @@ def over_reference(row: Row, reference: str) -> str:
 
 
 def mark(row: Row) -> str:
-    """Why a row is not ranked, in a word."""
+    """Qualify a row's speed in a word."""
     if row["interference"]:
         return "disturbed"
+    if row["tokens_per_second"] is not None and not deployed.speed(row):
+        return "Quantmill's own speed"
     return MISSING if row["tokens_per_second"] is None else "unchecked" if caveats.unchecked(row) else ""
 
 
 def table(rows: Sequence[Row], reference: str) -> list[str]:
-    """Aligned lines: names to the left, figures to the right."""
+    """Return aligned lines: names to the left, figures to the right."""
     several = len({row["model"] for row in rows}) > 1
     lines = [
         (
@@ -101,8 +119,8 @@ def table(rows: Sequence[Row], reference: str) -> list[str]:
     ]
 
 
-def text(results: Mapping[str, Any], page: str) -> str:
-    """Verdicts, table, and the path of the page.
+def text(results: Results, page: str) -> str:
+    """Return verdicts, table, and the path of the page.
 
     Args:
         results: the content of results.json. page: the path.

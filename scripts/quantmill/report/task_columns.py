@@ -1,22 +1,22 @@
-"""Columns of a study's tasks, which are made from what results.json says under `tasks`: their names are the study's."""
+"""Columns of a study's tasks, made from the entries of results.json: their names are the study's."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from quantmill.report.column import SHARE, Column, set_later
+from quantmill.report.rows import Results, Task
 
 SIGNED_SHARE = {"minimum": -1, "maximum": 1}
-PLACE = 20  # among the columns that are shown at once, after all others
+PLACE = 21  # among the columns that are shown at once, after all others
 
 
 def column_name(task: str, figure: str) -> str:
-    """The column of a task's figure; what is no letter, digit or `_` in its name becomes `_`."""
+    """Return the column of a task's figure; other characters than letters, digits and `_` become `_`."""
     return f"task_{re.sub(r'[^A-Za-z0-9_]', '_', task)}_{figure}"
 
 
-def of_task(name: str, place: int, entry: Mapping[str, Any]) -> list[Column]:
-    """Columns of a task, of which a row's `entry` says what its score is."""
+def of_task(name: str, place: int, entry: Task) -> list[Column]:
+    """Return the columns of a task; `entry` is one of its rows' entries, which describes the score."""
     better = "lower" if entry["higher_is_better"] is False else "higher"
     share, signed = (SHARE, SIGNED_SHARE) if entry["share"] else ({}, {})
     of = "share of right answers" if entry["share"] else "NLL in nats a word or byte"
@@ -37,7 +37,7 @@ def of_task(name: str, place: int, entry: Mapping[str, Any]) -> list[Column]:
         column("stderr", f"lm-evaluation-harness' own standard error of the score of {name}.", limits=share),
         column(
             "documents",
-            f"Documents of {name} that were asked: as many as the study's limit leaves of each of its tasks.",
+            f"Documents of {name} that were asked: the study's limit leaves that number of each of its tasks.",
             kind="integer",
         ),
         column(
@@ -66,9 +66,9 @@ def of_task(name: str, place: int, entry: Mapping[str, Any]) -> list[Column]:
     ]
 
 
-def columns(results: Mapping[str, Any]) -> list[Column]:
-    """Columns of the study's tasks, in their order; none where it has none."""
-    told: dict[str, Mapping[str, Any]] = {}
+def columns(results: Results) -> list[Column]:
+    """Return the columns of the study's tasks, in their order."""
+    told: dict[str, Task] = {}
     for entry in results.get("tasks", ()):
         if entry["task"] not in told or told[entry["task"]]["metric"] is None:
             told[entry["task"]] = entry

@@ -1,6 +1,6 @@
-"""Tasks of lm-evaluation-harness: each row's score, and its answers beside those of the model's reference.
+"""Tasks of lm-evaluation-harness: each row's score, and its answers paired with those of the model's reference.
 
-results.json holds an entry for each row and task under `tasks`, where a study has any. results.csv, results.parquet and
+results.json holds an entry for each row and task under `tasks`, if a study has any. results.csv, results.parquet and
 the page show them as columns of the row, whose names are of the study's tasks: `task_NAME_score` and so on.
 """
 
@@ -14,6 +14,7 @@ from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
 from quantmill.report.labels import key, label
 from quantmill.report.results import read_part
+from quantmill.report.rows import Cell, Results, Row, Study, Task
 from quantmill.report.task_columns import column_name, columns
 
 WORST = 5  # flips that the page shows of a row and task
@@ -24,31 +25,31 @@ PAIRED = ("flips", "changed", "gained", "lost", "difference", "difference_low", 
 ALONE = "nothing to compare it with"
 OTHERS = "its documents or prompts are not the reference's; run its tasks again"
 NO_FLIPS = "its metric does not say of a document whether its answer is right"
-NO_PAIRS = f"{NO_FLIPS}, and is no perplexity"
+NO_PAIRS = f"{NO_FLIPS}, and is not a perplexity"
 NOT_POOLED = "its figure is not the share of all its documents, so nothing is paired"
 
 
-def read(cell: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-    """What a cell's job left of each task, or nothing and why."""
+def read_tasks(cell: Cell, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Return what a cell's job left of each task, or nothing and why."""
     if "tasks" not in cell:
         return {}, None
     found, why = read_part(cell, config, "tasks")
     return (found["tasks"], None) if found else ({}, why)
 
 
-def collect(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """An entry for each row and task of a study; none where it asks no tasks."""
+def collect(study: Study, rows: Sequence[Row]) -> list[Task]:
+    """Return an entry for each row and task of a study."""
     config = study["config"]
     names = config.get("tasks", {}).get("names", [])
     if not names:
         return []
-    found = {key(cell): read(cell, config) for cell in study["cells"]}
-    entries = []
+    found = {key(cell): read_tasks(cell, config) for cell in study["cells"]}
+    entries: list[Any] = []
     for row in rows:
         mine, why = found[key(row)]
         theirs, _ = found.get((row["model"], config["reference"], None), ({}, None))
         for name in names:
-            entry = {each: row[each] for each in ("model", "format", "run")} | {"task": name}
+            entry: dict[str, Any] = {"model": row["model"], "format": row["format"], "run": row["run"], "task": name}
             entry |= dict.fromkeys((*KEPT, *COUNTS, *PAIRED)) | {"missing": {}}
             entries.append(entry)
             result = mine.get(name)
@@ -70,10 +71,10 @@ def collect(study: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list
     return entries
 
 
-def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any]:
-    """`PAIRED` of a row's answers beside the reference's, and under `missing` why some of them are not there.
+def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Row) -> dict[str, Any]:
+    """Return `PAIRED` of a row's answers and the reference's, and under `missing` why some of them are not there.
 
-    By the rules of perplexity: a tie where the interval of the difference holds 0, or where the row is no further from
+    The rules are those of perplexity: a tie if the interval of the difference holds 0, or if the row is no further from
     the reference than the noise of the arithmetic.
     """
     if not theirs or "reason" in theirs:
@@ -88,21 +89,21 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapp
     if None not in answers[0]:
         found["changed"] = sum(one != other for one, other in answers) / len(answers)
     if mine["share"]:
-        one, other = ([each for part in side for each in part["correct"]] for side in zip(*pairs, strict=True))
-        if abs(sum(one) / len(one) - mine["score"]) > 1e-9:
+        right, was = ([each for part in side for each in part["correct"]] for side in zip(*pairs, strict=True))
+        if abs(sum(right) / len(right) - mine["score"]) > 1e-9:
             return {"missing": NOT_POOLED}
-        gained, lost = flips.count(one, other)
-        low, high = flips.interval(gained, lost, len(one))
-        found |= {"flips": (gained + lost) / len(one), "gained": gained, "lost": lost}
-        difference, better = (gained - lost) / len(one), gained > lost
-    elif (losses := [losses_of(side) for side in zip(*pairs, strict=True)]) and None not in losses:
-        (one, counts), (other, _) = losses
-        if len(counts) < bootstrap.MINIMUM:
-            return {"missing": f"an interval wants {bootstrap.MINIMUM} documents"}
-        difference, low, high, _ = perplexity.paired_difference(one, other, counts)
-        better = difference < 0
+        gained, lost = flips.count(right, was)
+        low, high = flips.interval(gained, lost, len(right))
+        found |= {"flips": (gained + lost) / len(right), "gained": gained, "lost": lost}
+        difference, better = (gained - lost) / len(right), gained > lost
     else:
-        return {"missing": NO_PAIRS}
+        losses, base = (losses_of(side) for side in zip(*pairs, strict=True))
+        if losses is None or base is None:
+            return {"missing": NO_PAIRS}
+        if len(losses[1]) < bootstrap.MINIMUM:
+            return {"missing": f"an interval wants {bootstrap.MINIMUM} documents"}
+        difference, low, high, _ = perplexity.paired_difference(losses[0], base[0], losses[1])
+        better = difference < 0
     if mine is theirs:
         return found | {"difference": 0.0, "difference_low": 0.0, "difference_high": 0.0, "verdict": "reference"}
     tie = low <= 0 <= high or row["above_noise_floor"] is False
@@ -110,14 +111,15 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any] | None, row: Mapp
     return found | {"difference": difference, "difference_low": low, "difference_high": high, "verdict": verdict}
 
 
-def without_pairs(entry: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """A task's entry without what it says of itself beside a reference."""
-    return {**entry, **dict.fromkeys(PAIRED), "missing": entry["missing"] | dict.fromkeys(PAIRED, why)}
+def without_pairs(entry: Task, why: str) -> Task:
+    """Return a task's entry without what it says of itself beside a reference."""
+    bare: Any = {**entry, **dict.fromkeys(PAIRED), "missing": entry["missing"] | dict.fromkeys(PAIRED, why)}
+    return bare
 
 
 def losses_of(parts: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray] | None:
-    """NLL in nats and what it is divided by (words or bytes), both [documents], of a task that rolls over its texts;
-    None of another."""
+    """Return NLL in nats and what it is divided by (words or bytes), both [documents], of a task that rolls over its
+    texts; None of another."""
     values = [each for part in parts for each in part.get("values", ())]
     if not all(isinstance(each, list) and len(each) == 2 for each in values) or not values:
         return None
@@ -125,7 +127,7 @@ def losses_of(parts: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarra
 
 
 def worst(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The flips whose log-probabilities moved most, with their texts; of what is written, the first ones."""
+    """Return the flips whose log-probabilities moved most, with their texts; of generated answers, the first ones."""
     found = []
     for name, part in mine["tasks"].items():
         other = theirs["tasks"].get(name, {})
@@ -140,7 +142,7 @@ def worst(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[dict[str, 
 
 
 def shift(part: Mapping[str, Any], other: Mapping[str, Any], place: int) -> float:
-    """Nats by which the two answers of a document moved against each other; 0 where none are told."""
+    """Return the nats by which the two answers of a document moved against each other; 0 without probabilities."""
     one, was = part["scores"][place], other["scores"][place]
     if not one:
         return 0.0
@@ -150,13 +152,13 @@ def shift(part: Mapping[str, Any], other: Mapping[str, Any], place: int) -> floa
     return round(abs(one[0] - was[0]), 4)
 
 
-def widen(results: Mapping[str, Any]) -> tuple[list[Column], list[dict[str, Any]]]:
-    """All columns, those of tasks last, and the rows of results.json with their values and reasons."""
+def widen(results: Results) -> tuple[list[Column], list[Row]]:
+    """Return all columns, those of tasks last, and the rows of results.json with their values and reasons."""
     more = columns(results)
-    entries: dict[Any, list[Mapping[str, Any]]] = {}
+    entries: dict[Any, list[Any]] = {}
     for entry in results.get("tasks", ()):
         entries.setdefault(key(entry), []).append(entry)
-    rows = []
+    rows: list[Any] = []  # rows with columns beyond those of the class
     for row in results["rows"]:
         values: dict[str, Any] = dict.fromkeys(column.name for column in more)
         missing = dict(row["missing"])
@@ -167,18 +169,18 @@ def widen(results: Mapping[str, Any]) -> tuple[list[Column], list[dict[str, Any]
                     values[name] = entry[figure]
                     if figure in entry["missing"]:
                         missing[name] = entry["missing"][figure] or "not measured"
-        rows.append(row | values | {"missing": missing})
+        rows.append({**row, **values, "missing": missing})
     return [*COLUMNS, *more], rows
 
 
 def axes(table: Sequence[Column]) -> list[str]:
-    """Columns that can be an axis of the plot: shares of right answers."""
+    """Return the columns that can be an axis of the plot: shares of right answers."""
     return [each.name for each in table if each.parts == ("tasks",) and each.name.endswith("_score") and each.limits]
 
 
-def details(cells: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each row of one model, by its label and task: all metrics, which documents, and the worst flips."""
-    found = {label(cell): read(cell, config)[0] for cell in cells}
+def details(cells: Sequence[Cell], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return of each row of one model, by its label and task, all metrics, counts of documents and the worst flips."""
+    found = {label(cell): read_tasks(cell, config)[0] for cell in cells}
     theirs = found.get(config["reference"], {})
     told: dict[str, dict[str, Any]] = {}
     for name, mine in found.items():

@@ -1,9 +1,9 @@
-"""Put runs' tables and figures into a page, each between its markers; with --check, say whether they have drifted.
+"""Put runs' tables and figures into a page, each between its markers; with --check, fail if they have drifted.
 
     python scripts/quantmill report.update_readme README.md [results/demo …] [--short] [--check]
 
 A run is a folder with results.json, or a JSON file of rows; the markers of its table are
-`<!-- results/demo: by make readme -->` and `<!-- end -->`. Figures in sentences have markers too: reporting/quotes.py.
+`<!-- results/demo: by make readme -->` and `<!-- end -->`. Figures in sentences have markers too: quoted_figures.py.
 """
 
 from pathlib import Path
@@ -14,36 +14,36 @@ from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
 from quantmill.report import quoted_figures
 from quantmill.report.markdown import lines, table
-from quantmill.report.results import upgrade
+from quantmill.report.rows import Results
 
 END = "<!-- end -->"
 
 
-def read(folder: str) -> dict[str, Any]:
-    """A run's results, as this version has them, or a JSON file as it is. Raises `UserError` where that cannot be
-    read."""
-    path = Path(folder)
+def read(path: Path) -> Any:
+    """Read a JSON file. Raises `UserError` if it cannot be read."""
     try:
-        if path.suffix == ".json":
-            return bounded_json.loads(path.read_bytes())
-        path /= "results.json"
-        return upgrade(bounded_json.loads(path.read_bytes()))
+        return bounded_json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; correct the page's marker") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UserError(f"{path}: is damaged ({error!s:.80}); measure the run again") from None
 
 
+def read_run(folder: str) -> Results:
+    """Read a run's results. Raises as `read` does."""
+    return read(Path(folder) / "results.json")
+
+
 def table_of(run: Path, short: bool) -> str:
-    """A run's table. Raises `UserError` where the run cannot be read."""
+    """Return a run's table. Raises `UserError` if the run cannot be read."""
     if run.suffix != ".json":
-        return table(read(run.as_posix()), short)
+        return table(read_run(run.as_posix()), short)
     try:
         rows = bounded_json.loads(run.read_bytes())
         names = list(rows[0])
         body = [[str(row[name]) for name in names] for row in rows]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{run}: is no table of rows ({error!s:.80}); make it again") from None
+        raise UserError(f"{run}: is not a table of rows ({error!s:.80}); make it again") from None
     return "\n".join(lines(names, body))
 
 
@@ -51,8 +51,8 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("readme", type=Path)
     arguments.add_argument("runs", type=Path, nargs="*", help="folders with results.json, or tables as JSON")
-    arguments.add_argument("--short", action="store_true", help="the six columns of the README instead of all")
-    arguments.add_argument("--check", action="store_true", help="change nothing; fail where the README has drifted")
+    arguments.add_argument("--short", action="store_true", help="the README's columns instead of all")
+    arguments.add_argument("--check", action="store_true", help="change nothing; fail if the README has drifted")
     options = arguments.parse_args()
 
     text = updated = options.readme.read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ def main() -> None:
         if not (found and closed) or "<!-- " in old:  # another marker's end would take the text between along
             raise UserError(f"{options.readme}: lacks the markers {begin!r} and {END!r}; put them back")
         updated = f"{before}{begin}\n{table_of(folder, options.short)}\n{END}{after}"
-    updated = quoted_figures.fill(updated, read)
+    updated = quoted_figures.fill(updated, read_run, read)
     if options.check and updated != text:
         raise UserError(f"{options.readme}: its tables or figures are not what the runs measured; run make readme")
     if not options.check:

@@ -9,8 +9,7 @@ STUDY is the study.json that the workflow writes (the checked config and where e
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from quantmill.common import manifest
@@ -18,18 +17,9 @@ from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser, printable
 from quantmill.report import axes, drawing, loads, page, parquet, results, tasks
 from quantmill.report.load_columns import LOAD_COLUMNS
+from quantmill.report.rows import Study
 
 LONG_AGO = 1.0  # seconds since 1970
-
-
-@contextmanager
-def publish_file(path: Path, *, old: bool) -> Iterator[Path]:
-    """A path to write a file to, which gets its final name when it is whole. `old`: dated before all that it is made
-    of, so that Snakemake takes it for still to be made."""
-    with write_atomically(path) as partial:
-        yield partial
-        if old:
-            os.utime(partial, (LONG_AGO, LONG_AGO))
 
 
 def main() -> None:
@@ -40,7 +30,7 @@ def main() -> None:
         "--incomplete",
         action="store_true",
         help="jobs failed: name them; standard input is a JSON list of the files that were still to be made, which may "
-        "be there of before an edit; date the files before what they are made of",
+        "exist from before an edit; date the files before what they are made of",
     )
     arguments.add_argument(
         "--running",
@@ -50,11 +40,14 @@ def main() -> None:
     options = arguments.parse_args()
     dst, old = options.dst, options.incomplete or options.running
 
-    study = json.loads(options.study.read_text(encoding="utf-8"))
+    study: Study = json.loads(options.study.read_text(encoding="utf-8"))
     to_come = set(json.load(sys.stdin)) if old else set()
     for cell in study["cells"]:
         parts = [name for name in (*results.PARTS, "loads", "tasks") if cell.get(name) in to_come]
-        cell["pending" if options.running else "outdated"] = parts
+        if options.running:
+            cell["pending"] = parts
+        else:
+            cell["outdated"] = parts
     collected = results.collect(study)
     rows = collected["rows"]
     if served := loads.collect(study, rows):
@@ -64,29 +57,27 @@ def main() -> None:
     table, wide = tasks.widen(collected)
     drawn = drawing.draw(axes.points(wide, tasks.axes(table)), loads=bool(served))
     text = page.render(collected, study, drawn)
-    with publish_file(dst / "results.csv", old=old) as partial:
-        results.write_csv(partial, wide, table)
+    files: dict[str, Callable[[Path], object]] = {
+        "results.csv": lambda path: results.write_csv(path, wide, table),
+        "results.json": lambda path: path.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8"),
+        "results.parquet": lambda path: parquet.write(
+            path, {**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table
+        ),
+        "quality-speed.svg": lambda path: path.write_text(drawn.svg, encoding="utf-8"),
+        "quality-size.svg": lambda path: path.write_text(drawn.sizes, encoding="utf-8"),
+        "quality-speed.png": lambda path: path.write_bytes(drawn.png),
+        "index.html": lambda path: path.write_text(text, encoding="utf-8"),
+    }
     if served:
-        with publish_file(dst / "loads.csv", old=old) as partial:
-            results.write_csv(partial, served, LOAD_COLUMNS)
-    with publish_file(dst / "results.json", old=old) as partial:
-        partial.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8")
-    with publish_file(dst / "results.parquet", old=old) as partial:
-        parquet.write(partial, collected | {"rows": wide}, manifest.sha256(dst / "results.json"), table)
-    with publish_file(dst / "quality-speed.svg", old=old) as partial:
-        partial.write_text(drawn.svg, encoding="utf-8")
-    with publish_file(dst / "quality-size.svg", old=old) as partial:
-        partial.write_text(drawn.sizes, encoding="utf-8")
-    with publish_file(dst / "quality-speed.png", old=old) as partial:
-        partial.write_bytes(drawn.png)
-    with publish_file(dst / "index.html", old=old) as partial:
-        partial.write_text(text, encoding="utf-8")
+        files = {"loads.csv": lambda path: results.write_csv(path, served, LOAD_COLUMNS)} | files
+    for name, write in files.items():
+        with write_atomically(dst / name) as partial:
+            write(partial)
+            if old:  # so that Snakemake still has it to make
+                os.utime(partial, (LONG_AGO, LONG_AGO))
     if drawn.refused:
         print(f"warning: the plots could not be drawn: {drawn.refused}", file=sys.stderr)
     if options.incomplete:
-        print(
-            "\n".join(
-                map(printable, [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"])
-            )
-        )
+        lines = [*page.failure_lines([*wide, *served]), f"What was measured: {dst / 'index.html'}"]
+        print("\n".join(map(printable, lines)))
         print(f"To go on: {page.commands(study, rows)['resume']}")

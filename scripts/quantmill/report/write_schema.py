@@ -17,7 +17,7 @@ WIDTH = 120
 
 
 def layout(value: Any, indent: str = "", before: int = 0) -> str:
-    """JSON in as few lines of `WIDTH` as can be read. `before`: characters of the line that stand before the value."""
+    """Format JSON in few readable lines of `WIDTH`. `before`: characters of the line that precede the value."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + before + len(line) < WIDTH or not isinstance(value, dict | list):
         return line
@@ -26,7 +26,7 @@ def layout(value: Any, indent: str = "", before: int = 0) -> str:
         pairs = ((f"{json.dumps(name)}: ", each) for name, each in value.items())
         lines = [f"{deeper}{name}{layout(each, deeper, len(name))}" for name, each in pairs]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-    if all(isinstance(each, str) for each in value):  # names, which no line breaks
+    if all(isinstance(each, str) for each in value):  # names, which are not broken
         words = ", ".join(map(json.dumps, value))
         filled = textwrap.fill(words, WIDTH, initial_indent=deeper, subsequent_indent=deeper, break_on_hyphens=False)
         return f"[\n{filled}\n{indent}]"

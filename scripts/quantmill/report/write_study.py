@@ -1,6 +1,6 @@
-"""Write what the report is to hold: the checked config, and a cell for each row.
+"""Write study.json: the checked config, and a cell for each row.
 
-It comes on standard input as JSON, compressed by zlib, in base64: a command has room for little else.
+It comes on standard input as JSON, compressed by zlib, in base64, since a command's length is limited.
 
 python scripts/quantmill report.write_study OUT < STUDY
 """

@@ -1,4 +1,4 @@
-// A closer look at one model: divergence, times, what was written; and where every row comes from.
+// A closer look at one model: divergence, times, texts; and the provenance of every row.
 
 const PLOT_HELP = {
   divergence: "Each line is a format. The further right its hill, the further its predictions are from the reference's; 0 nats would be the same prediction. A position is one token of the evaluation text.",
@@ -13,7 +13,7 @@ function passages(format, divergence) {
   return element("details", {}, element("summary", {}, `${format}: where it is furthest from ${DATA.reference}`), element("ol", {}, items));
 }
 
-/** A task's answers of a row: what was asked, its metrics, and the answers that flipped and moved most, with their texts. */
+/** A task's answers of a row: its metrics, and the answers that flipped and moved most, with their texts. */
 function answers(format, task, told) {
   const said = (flip, answer) => (flip.choices ? flip.choices[answer] : typeof answer === "number" ? (answer ? "right" : "another word") : answer) ?? "nothing";
   const items = told.flips.map((flip) =>
@@ -33,7 +33,7 @@ function looped(format, output, theirs) {
 }
 
 function written(format, output, compared, theirs) {
-  const same = output.untold ? " tells no tokens" : format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
+  const same = output.untold ? " returns no tokens" : format === DATA.reference ? " the reference" : compared ? " the same tokens" : " nothing to compare it with";
   const heading = element("h3", {}, format, element("small", {}, output.at === null ? same : ` differs from token ${output.at} on`), looped(format, output, theirs));
   return element("div", {}, heading, element("div", { class: "text", tabindex: 0 }, output.same, output.at === null ? "" : element("mark", {}, output.other), output.rest ?? ""));
 }

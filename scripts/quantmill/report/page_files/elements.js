@@ -7,10 +7,11 @@ const ROWS = DATA.rows.map((row, order) => {
   const missing = {};
   for (const [number, names] of Object.entries(row.missing)) for (const name of names) missing[name] = DATA.pool[number];
   const plot = Object.fromEntries(DATA.plotted.map((name, i) => [name, row.plot[i]]));
-  return { ...row, ...figures, perplexity_loss: plot.perplexity_loss, plot, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
+  const [rate, low, high] = ["", "_low", "_high"].map((end) => figures[`deployed_tokens_per_second${end}`]);
+  return { ...row, ...figures, rate, low, high, perplexity_loss: plot.perplexity_loss, plot, missing, order, id: `${figures.model}/${row.label}`, reference: row.label === DATA.reference };
 });
 const MODELS = [...new Set(ROWS.map((row) => row.model))];
-// what a reader must not take for somebody else's speed
+// speeds that are not another program's
 const KERNELS = "Quantmill's own kernels, not MLC-LLM";
 const OWN_ENGINES = { "quantmill-tvm": KERNELS };
 const disturbed = (row) => Boolean(row.interference?.length); // while its speed was measured
@@ -27,7 +28,7 @@ function element(name, attributes = {}, ...inside) {
   return made;
 }
 
-/** A number to so many significant digits, whole ones in full; below 1e-6 zero, null a dash. */
+/** A number to `digits` significant digits, whole ones in full; below 1e-6 zero, null a dash. */
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (Math.abs(value) < 1e-6) return "0";

@@ -1,10 +1,11 @@
-// Questions that a click answers: one explanation at a time, beside the button that asked for it.
+// Explanations that a click opens, one at a time, below their buttons.
 
 const HELP = {
   verdict: [
-    `Move the slider to the loss that you accept. The first sentence names the fastest of the formats within it, by tokens per second, one request at a time.`,
+    `Move the slider to the loss that you accept. The first sentence names the fastest of the formats within it, by tokens per second as deployed, one request at a time.`,
     `A loss is the perplexity over that of ${DATA.reference} on the same text. Its 95% interval is of the difference, window by window. Where it holds zero, the two are a tie.`,
-    "\"As far as can be told\": the intervals of the two speeds overlap. On the Pareto front is what no other format beats in speed or quality without losing in the other.",
+    "\"As far as can be told\": the intervals of the two speeds overlap. \"At least\": the speed was disturbed, and a disturbance only slows, so what it reached is a lower bound.",
+    "On the Pareto front is what no other format beats in speed or quality without losing in the other.",
   ],
   plot: [
     "Each point is a row of the table. The word \"better\" stands in the corner to aim at.",
@@ -17,7 +18,8 @@ const HELP = {
   ],
   table: [
     "A bold name is on the Pareto front. A click on a column's title sorts by it, a second click the other way; its ? says what it means.",
-    "A dash is a figure that does not exist, or was not measured; a click on it says why.",
+    "A dash is a figure that does not exist, or was not measured; a click on it says why. So does a click on an underlined word.",
+    "A deployed speed is one that a user of the artifact gets. Quantmill's own kernels and CUDA graph have none.",
   ],
 };
 

@@ -1,4 +1,4 @@
-// Servers under load: who serves so many users, plots of what they see, and every row of loads.csv that is read first.
+// Servers under load: which of them serves a number of users, plots of what users see, and the main columns of loads.csv.
 
 const LOADS = (DATA.loads?.rows ?? []).map((values, i) => ({
   ...Object.fromEntries(DATA.loads.columns.map((column, place) => [column.name, values[place]])),
@@ -17,27 +17,30 @@ const LOAD_PLOTS = {
   itl_ms: ["How long the pauses between tokens are", "The time between two events that brought tokens. Where a curve has a long foot, text comes in bursts."],
 };
 
-/** Why a load is not ranked: it was disturbed, its latencies changed while it lasted, or its artifact was not checked; null where it is. */
-function unranked(row) {
+const keeps = (row, ttft, tpot) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot;
+
+/** Why a load is not ranked: its artifact was not checked, its latencies changed while it lasted, or it was disturbed and
+ *  not `kept` within the limits even so; null where it is. */
+function unranked(row, kept) {
   const artifact = ROWS.find((each) => each.model === row.model && each.format === row.format && each.unchecked);
   if (artifact) return `its artifact was not checked against its own weights: ${artifact.unchecked}`;
-  if (disturbed(row)) return `${row.load} was disturbed: ${row.interference.join("; ")}`;
+  if (disturbed(row) && !kept) return `${row.load} was disturbed: ${row.interference.join("; ")}`;
   const note = row.notes.find((each) => each.startsWith("the load is not steady"));
   return note ? `${row.load}: ${note}` : null;
 }
 
-/** The servers that keep a number of users within limits, those that do not, and those of which nothing is known. Only
- *  loads are ranked that nothing disturbed; that one of more users fails says nothing of fewer. */
+/** The servers that keep a number of users within limits, those that do not, and those of which nothing is known. That
+ *  a load of more users fails says nothing of fewer. */
 function serving(users, ttft, tpot) {
   const groups = { yes: [], no: [], unknown: [] };
   for (const server of new Set(LOADS.map(serverOf))) {
     const rows = LOADS.filter((row) => serverOf(row) === server && row.slots !== null);
     const asked = rows.filter((row) => row.slots >= users).sort((a, b) => a.slots - b.slots);
     const told = asked.filter((each) => each.ttft_ms_p90 !== null && each.tpot_ms_p90 !== null);
-    const row = told.find((each) => !unranked(each));
-    const kept = row && row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot;
+    const row = told.find((each) => !unranked(each, keeps(each, ttft, tpot)));
+    const kept = row && keeps(row, ttft, tpot);
     if (!told.length) groups.unknown.push({ server, why: asked[0]?.missing.ttft_ms_p90 ?? `no load of ${users} users or more` });
-    else if (!kept && row !== told[0]) groups.unknown.push({ server, why: unranked(told[0]) });
+    else if (!kept && row !== told[0]) groups.unknown.push({ server, why: unranked(told[0], false) });
     else groups[kept ? "yes" : "no"].push({ server, row });
   }
   const total = ({ row }) => row.output_tokens_per_second ?? 0;
@@ -46,26 +49,28 @@ function serving(users, ttft, tpot) {
 }
 
 /** The sentence on which server keeps most users within the config's limits, of those whose loss the reader allows or
- *  nobody knows, and of loads that nothing disturbed and whose latencies did not change while they lasted; null of a
- *  model without such loads, or where no config says limits. A server that tells no probabilities has the loss of its artifact. */
+ *  is unknown, and of loads whose latencies did not change while they lasted; null of a
+ *  model without such loads, or if no config has limits. A server that returns no probabilities has the loss of its artifact. */
 function mostUsers(model, budget) {
   const rows = LOADS.filter((row) => row.model === model && row.slots !== null && row.ttft_ms_p90 !== null && row.tpot_ms_p90 !== null);
   if (!rows.length || !LIMITS) return null;
   const { ttft_ms: ttft, tpot_ms: tpot } = LIMITS;
   const scored = (row) => [`${row.format}@${row.run}`, row.default].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
   const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
-  const kept = allowed.filter((row) => row.ttft_ms_p90 <= ttft && row.tpot_ms_p90 <= tpot && !unranked(row));
+  const kept = allowed.filter((row) => keeps(row, ttft, tpot) && !unranked(row, true));
   const limits = `TTFT ${figure(ttft)} ms and TPOT ${figure(tpot)} ms${rows.some(scored) ? `, of those within ${percent(budget)}` : ""}`;
   if (!kept.length) return `No server keeps a user within ${limits}, as far as it was measured.`;
   const first = best(kept, (a, b) => a.slots > b.slots || (a.slots === b.slots && (a.output_tokens_per_second ?? 0) > (b.output_tokens_per_second ?? 0)));
-  const together = first.output_tokens_per_second === null ? "" : `, ${figure(first.output_tokens_per_second, 3)} tokens/s together`;
+  const together = first.output_tokens_per_second === null ? "" : `, ${atLeast(first)} tokens/s together`;
   const unknown = scored(first) ? "" : "; its quality was not measured";
   return [`Most users within ${limits}: `, element("strong", {}, `${first.format}@${first.run}`), `, ${first.slots} at once${together}${unknown}.`];
 }
 
+const atLeast = (row) => `${disturbed(row) ? "at least " : ""}${figure(row.output_tokens_per_second, 3)}`;
+
 function serves({ server, row }) {
-  const together = row.output_tokens_per_second === null ? "" : `${figure(row.output_tokens_per_second, 3)} tokens/s together, `;
-  return [element("strong", {}, server), ` (${row.load}): ${together}TTFT ${figure(row.ttft_ms_p90, 3)} ms, TPOT ${figure(row.tpot_ms_p90, 3)} ms for 90% of the requests`];
+  const together = row.output_tokens_per_second === null ? "" : `${atLeast(row)} tokens/s together, `;
+  return [element("strong", {}, server), ` (${row.load}): ${together}${disturbed(row) ? "at most " : ""}TTFT ${figure(row.ttft_ms_p90, 3)} ms, TPOT ${figure(row.tpot_ms_p90, 3)} ms for 90% of the requests`];
 }
 
 function showServers() {

@@ -1,4 +1,4 @@
-// What a reader has to know before anything else: what failed, what was disturbed, what could not be drawn.
+// Notices above everything else: what failed, what was disturbed, what could not be drawn.
 
 const NOTICED = 12; // lines of a list
 
@@ -31,7 +31,7 @@ function showNotices() {
   find("notices").replaceChildren(...[
     DATA.running.length ? notice("Still running; this page fills itself in.", DATA.running) : null,
     failed ? notice(failed, reasons, "This page shows the rest. The same study goes on where it is with:", DATA.commands.resume) : null,
-    loud.length ? notice(`${loud.length} of ${measured.length} rows ${were} speed was measured. A disturbed speed is compared with no other.`,
+    loud.length ? notice(`${loud.length} of ${measured.length} rows ${were} speed was measured. A disturbance only slows: these speeds are lower bounds.`,
       loud.map((row) => `${row.id}: ${row.interference.join("; ")}`), "To measure just the speed of these again, when nothing else runs there:", DATA.commands.disturbed) : null,
     DATA.undrawn ? notice("This page has no plots.", [DATA.undrawn], "To make the page again, once that is mended:", DATA.commands.redraw) : null,
   ].filter((part) => part !== null));

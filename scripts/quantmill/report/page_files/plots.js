@@ -43,10 +43,11 @@ const frontOf = (row, cost) => (sized(cost) ? row.model : `${row.model} on ${row
 /** Whether a front is the measured one, which minds intervals. */
 const weighed = (quality, cost) => quality.startsWith("perplexity") && cost === "tokens_per_second";
 
-/** Whether no other row of the model is at least as good on both axes, or only a later one as good; what was disturbed or not checked is not asked. */
+/** Whether no other row of the model is at least as good on both axes, or only a later one as good. An unchecked row has
+ *  no place, nor has Quantmill's own speed. A disturbed row is only worse than it would be. */
 function onFront(row, quality, cost) {
   if (weighed(quality, cost)) return row.pareto === true;
-  const counts = (each) => !each.unchecked && (sized(cost) || !disturbed(each));
+  const counts = (each) => !each.unchecked && (sized(cost) || each.rate !== null);
   if (!counts(row)) return false;
   const signs = [quality, cost].map((name) => (DATA.axes["more is better"].includes(name) ? 1 : -1));
   const place = (each) => [quality, cost].map((name, i) => signs[i] * each[name]);
@@ -81,16 +82,17 @@ function showPlot() {
     return;
   }
   const measured = weighed(quality, cost);
-  const pale = (row) => disturbed(row) && !sized(cost);
+  const pale = (row) => row.plot.pale && !sized(cost);
+  const why = (row) => (row.rate === null ? "Quantmill's own speed" : "disturbed");
   const one = new Set(drawn.map((row) => row.model)).size === 1;
   const few = ROWS.length <= 1000; // points' own dominance on other axes is quadratic
   const values = drawn.map((row) => ({
     ...Object.fromEntries(DATA.columns.map((column) => [column.name, row[column.name]])),
     ...row.plot,
     cell: row.label,
-    label: (one ? row.label : row.plot.label) + (pale(row) ? " (disturbed)" : ""),
+    label: (one ? row.label : row.plot.label) + (pale(row) ? ` (${why(row)})` : ""),
     compute_type: row["runs in"][0],
-    disturbed: pale(row),
+    pale: pale(row),
     front: measured ? row.pareto : few && onFront(row, quality, cost),
   }));
   const label = `${DATA.axes.quality[quality][0]} over ${DATA.axes.cost[cost][0]}, ${drawn.length} rows; the table below has every figure`;
@@ -101,7 +103,7 @@ function showPlot() {
     quality.startsWith("perplexity") ? `Bars: 95% intervals, those of perplexity of the difference from ${DATA.reference} on the same text.` : null,
     joined ? (measured ? "Dashed: the Pareto front." : "Dashed: rows that no other of their model equals or beats on both axes, intervals left aside.") : null,
     drawn.length < ROWS.length ? `Not drawn, for lack of one of the two figures: ${ROWS.length - drawn.length} of ${ROWS.length} rows.` : null,
-    drawn.some(pale) ? "Pale: disturbed while it was measured, so on no front." : null,
+    drawn.some(pale) ? `Pale: ${[...new Set(drawn.filter(pale).map(why))].join(", or ")}.` : null,
     rooflines ? "Roofline: the speed at which a token's weights would be read as fast as the device copies." : null,
     rooflines && drawn.some((row) => row["bandwidth disturbed"]) ? "Every row of a device was disturbed here, and the bandwidth with them." : null,
   ].filter(Boolean).join(" ");

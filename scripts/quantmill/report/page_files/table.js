@@ -9,11 +9,12 @@ const SHARES = new Set(["bandwidth_fraction", ...DATA.columns.filter((column) =>
 const TASKS = DATA.columns.filter((column) => /^task_.*_score$/.test(column.name)).map((column) => column.name.slice(0, -6));
 const BETTER = { higher: "More is better.", lower: "Less is better." };
 const FOLDED = new Set(["model", "run", "engine", "nll_difference", "group_size"]); // what stands in another column's cell
-// what stands below a figure, which the schema's description of the column does not say
+// the second line of a cell, which the schema's description of the column does not explain
 const BELOW = {
-  format: "Below it: the engine, its arithmetic, how it decodes and its threads.",
+  format: "Below it: the engine, its arithmetic, how it decodes and its threads. A click on \"warning\" shows what else to know.",
   perplexity: "Below it: how much more than the reference's, with the 95% interval of the difference, paired by windows of the same text. A perplexity's interval alone, under \"all columns\", says how it would move with another text; that is common to all formats.",
-  tokens_per_second: "Below it: its 95% interval, and the other ways to decode that were tried.",
+  tokens_per_second: "Below it: its 95% interval; a click shows what disturbed it, and the other ways to decode that were tried.",
+  deployed_tokens_per_second: "Below it: its 95% interval, where that is not the one of tokens/s.",
   kld_mean: "Below it: the 99th percentile.",
   tpot_ms_p50: "Below it: the 99th percentile.",
   bits_per_weight: "Below it: how many weights share a scale, where that was chosen.",
@@ -36,12 +37,12 @@ function text(name, value) {
   return SHARES.has(name) ? percent(value) : figure(value, name.startsWith("perplexity") ? 4 : 3);
 }
 
-/** What made a row's figures, in a line or two below its name. */
+/** What made a row's figures, in a line below its name. */
 function about(row) {
   const [compute, mode, threads] = row["runs in"];
   const engine = OWN_ENGINES[row.engine] ? `${row.engine} (${OWN_ENGINES[row.engine]})` : row.engine;
   const how = [engine, compute, mode, threads && `${threads} thread${threads > 1 ? "s" : ""}`].filter(Boolean).join(", ");
-  return [...(MODELS.length > 1 ? [row.model] : []), how];
+  return MODELS.length > 1 ? `${row.model}: ${how}` : how;
 }
 
 /** A perplexity beside the reference's, and the paired 95% interval of the ratio. */
@@ -60,14 +61,10 @@ function beside(row, task) {
   return [...(error === null ? [] : [`± ${as(error)}`]), ...(flips === null || verdict === "reference" ? [] : [`${percent(flips)} flips`]), ...said];
 }
 
-/** What stands below a figure when only the main columns are shown. */
+/** What stands with a figure when only the main columns are shown: of several parts the first beside it, the others in a line below. */
 function below(row, name) {
   const range = (low, high, digits = 3) => (low === null ? [] : [`${figure(low, digits)} to ${figure(high, digits)}`]);
-  if (name === "format") return about(row);
-  if (name === "tokens_per_second") {
-    const others = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)}${way.refused ? ", refused" : ""}`);
-    return [...range(row.tokens_per_second_low, row.tokens_per_second_high), ...others, ...(disturbed(row) ? ["disturbed"] : [])];
-  }
+  if (name === "tokens_per_second" || (name === "deployed_tokens_per_second" && row[name] !== row.tokens_per_second)) return range(row[`${name}_low`], row[`${name}_high`]);
   if (name === "perplexity") return row.ratio ? paired(row) : range(row.perplexity_low, row.perplexity_high, 4);
   if (name === "kld_mean") return row.above_noise_floor === false ? ["within the noise"] : [`p99 ${figure(row.kld_p99, 3)}`];
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
@@ -75,12 +72,19 @@ function below(row, name) {
   if (name === "bandwidth_fraction") return [...(row["bandwidth disturbed"] ? ["a disturbed one"] : []), ...(row.joules_per_token === null ? [] : [`${figure(row.joules_per_token, 3)} J/token`])];
   const task = TASKS.find((each) => `${each}_score` === name);
   if (task) return beside(row, task);
-  if (name === "pareto" && row["dominated by"].length) return [`by ${row["dominated by"].join(", ")}`];
+  if (name === "pareto" && row["dominated by"].length === 1) return [`by ${row["dominated by"][0]}`];
   return [];
 }
 
-const hints = (row, name) =>
-  name === "tokens_per_second" ? [...(row.interference ?? []), row.differs, ...(row.modes ?? []).map((way) => way.refused ?? way.differs)].filter(Boolean).join("; ") || null : null;
+/** A word that a click explains, and the explanation; null where there is nothing to explain. */
+function hint(row, name) {
+  if (name === "format" && row.warnings.length) return ["warning", row.warnings.join("; ")];
+  if (name === "pareto" && row["dominated by"].length > 1) return [`by ${row["dominated by"].length} rows`, row["dominated by"].join(", ")];
+  if (name !== "tokens_per_second") return null;
+  const ways = (row.modes ?? []).map((way) => `${way.mode}: ${figure(way.tokens_per_second)} tokens/s${way.refused ? `, refused: ${way.refused}` : way.differs ? `; ${way.differs}` : ""}`);
+  const told = [row.own && `Quantmill's own speed: ${row.own}`, ...(row.interference ?? []), row.differs, ...ways].filter(Boolean);
+  return told.length ? [disturbed(row) ? "disturbed" : row.own ? "own" : "why", told.join("; ")] : null;
+}
 
 /** What a cell says: its figure, or by a click why there is none, and what qualifies it. */
 function content(row, column, whole) {
@@ -90,11 +94,13 @@ function content(row, column, whole) {
     const why = row.missing[column.name] ?? "not measured";
     return reason(why.startsWith("still to come") ? "not yet" : /^failed/.test(why) ? "failed" : "–", subject, why);
   }
-  const notes = whole && column.name !== "format" ? [] : below(row, column.name).map((line) => element("small", {}, line));
-  if (column.name === "format") notes.push(...row.warnings.map((line) => element("small", { class: "warning" }, line)));
-  const hint = hints(row, column.name);
-  if (hint) notes.push(reason("why", subject, hint));
-  return [element("span", {}, text(column.name, value)), notes];
+  const found = hint(row, column.name);
+  const asked = found ? reason(found[0], subject, found[1]) : null;
+  if (column.name === "format") return [element("span", {}, value), asked && [" ", asked], element("small", {}, question(about(row), `What ran ${row.id}?`, about(row), "about"))];
+  const lines = whole ? [] : below(row, column.name);
+  const beside = lines.length > 1 ? element("small", { class: "beside" }, ` ${lines[0]}`) : null;
+  const notes = lines.slice(beside ? 1 : 0).join(", ");
+  return [element("span", {}, text(column.name, value)), beside, notes || asked ? element("small", {}, notes, notes && asked ? " " : "", asked) : null];
 }
 
 /** A cell: a row's name, or a figure; on a card with its column's title. */
@@ -102,13 +108,14 @@ function cell(row, column, whole) {
   if (column.name === "format") return element("th", { scope: "row", class: "name", role: CARDS.matches ? "rowheader" : null }, content(row, column, whole));
   const inside = content(row, column, whole);
   const title = CARDS.matches ? element("div", { class: "title" }, column.title, unitOf(column) ? `, ${unitOf(column)}` : "", " ", helpWith(column)) : null;
-  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : "", column.name === "pareto" ? "wrapped" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
+  return element("td", { class: [named(column) ? "name" : "", row[column.name] === null ? "empty" : ""].join(" ").trim() || null, role: CARDS.matches ? "cell" : null }, title, inside);
 }
 
 /** The columns that were asked for: every one in the order of results.csv, or what a reader compares first. */
 function askedColumns() {
   if (find("all-columns").checked) return DATA.columns;
-  return DATA.columns.filter((column) => column.shown && ROWS.some((row) => row[column.name] !== null)).sort((a, b) => a.shown - b.shown);
+  const same = ROWS.every((row) => row.rate === row.tokens_per_second); // then one of the two columns says it all
+  return DATA.columns.filter((column) => column.shown && ROWS.some((row) => row[column.name] !== null) && !(same && column.name === "deployed_tokens_per_second")).sort((a, b) => a.shown - b.shown);
 }
 
 /** Those of the table: the row's name first, and no column for what stands in another's cell, nor for the one model. */
@@ -165,6 +172,7 @@ function showTable() {
   find("sort-label").hidden = !cards;
   find("table").replaceChildren(...[cards ? null : element("thead", {}, element("tr", {}, columns.map(heading))), element("tbody", { role: cards ? "rowgroup" : null }, lines)].filter(Boolean));
   const more = lines.length < rows.length ? element("button", { type: "button", onclick: () => { unfolded = true; showTable(); } }, `show all ${rows.length}`) : null;
+  find("habits").replaceChildren(...DATA.habits.map((line) => element("p", { class: "note" }, line)));
   find("table-note").replaceChildren(...[`${rows.length} of ${ROWS.length} rows. Intervals are of 95%. `, more].filter(Boolean));
   hintAtWidth();
 }

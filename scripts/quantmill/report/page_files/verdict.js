@@ -4,12 +4,13 @@ const VERDICTS = 8; // models before a click shows all
 
 const names = (rows) => rows.map((row) => row.label).join(", ");
 const best = (rows, better) => rows.reduce((one, other) => (one === null || better(other, one) ? other : one), null);
-const speed = (row) => `${figure(row.tokens_per_second)} tokens/s`;
+/** A deployed speed; a disturbance only slows, so the lower end of a disturbed one is a lower bound. */
+const speed = (row) => (disturbed(row) ? `at least ${figure(row.low)} tokens/s` : `${figure(row.rate)} tokens/s`);
 
-/** Whether one row is faster than another beyond both intervals. */
-const faster = (one, other) => one.tokens_per_second_low > other.tokens_per_second_high;
+/** Whether one row was faster than another beyond both intervals. */
+const faster = (one, other) => one.low > other.high;
 
-/** Whether a row's quality cannot be told from the reference's. */
+/** Whether a row's quality cannot be distinguished from the reference's. */
 const tied = (row) => row.reference || row.above_noise_floor === false || row.ratio.tie;
 
 /** Whether a row loses no more than the budget allows: a tie with the reference is within any. */
@@ -23,18 +24,20 @@ function loss(row) {
   return row.ratio.tie ? `a tie with ${DATA.reference}'s perplexity, ${interval}` : `perplexity ${signedPercent(row.ratio.ratio)}, ${interval}`;
 }
 
-/** The rows of which none is slower than any other beyond the intervals, the one to name first: on the front if one is. */
+/** The rows than which none was faster beyond the intervals; first the one to name: on the front, and undisturbed, if one is. */
 function fastest(rows) {
   const group = rows.filter((row) => !rows.some((other) => faster(other, row)));
-  const front = group.filter((row) => row.pareto !== false);
-  const first = best(front.length ? front : group, (a, b) => a.tokens_per_second > b.tokens_per_second);
+  const front = group.filter((row) => row.pareto === true);
+  const known = (front.length ? front : group).filter((row) => !disturbed(row));
+  const first = best(known.length ? known : front.length ? front : group, (a, b) => a.rate > b.rate);
   return [first, ...group.filter((row) => row !== first)];
 }
 
-/** How a row's speed stands beside the reference's; nothing where either is disturbed. */
+/** A row's speed over the reference's; nothing where the reference is disturbed. Of a disturbed row, a lower bound. */
 function gain(row, base, equals) {
-  if (!base || base === row || disturbed(base) || disturbed(row) || equals.includes(base)) return "";
-  return `, ${figure(row.tokens_per_second / base.tokens_per_second, 3)} times ${DATA.reference}'s`;
+  if (!base || base === row || disturbed(base) || equals.includes(base)) return "";
+  if (!disturbed(row)) return `, ${figure(row.rate / base.rate, 3)} times ${DATA.reference}'s`;
+  return row.low > base.high ? `, at least ${figure(row.low / base.high, 3)} times ${DATA.reference}'s` : "";
 }
 
 /** Why the table calls a row dominated that is named here. */
@@ -43,7 +46,7 @@ function explained(row, rows, budget) {
   if (!winners.length) return null;
   const other = winners.find((each) => within(each, budget)) ?? winners[0];
   const how = faster(other, row) ? "is faster and loses no more, as far as can be told" : "is as fast, as far as can be told, and loses less";
-  const quicker = rows.filter((each) => !disturbed(each) && within(each, budget) && faster(each, other));
+  const quicker = rows.filter((each) => within(each, budget) && faster(each, other));
   const but = !within(other, budget) ? `; but it is not within ${percent(budget)}` : quicker.length ? `; but it is slower than ${names(quicker)}` : "";
   return `The table calls ${row.label} dominated: ${other.label} ${how}${but}.`;
 }
@@ -51,25 +54,22 @@ function explained(row, rows, budget) {
 /** The sentence on which of `rows` is the fastest, and those that qualify it. `where`: which rows these are, in words;
  *  `told`: what else to say of a row. Rows that are named join `named`. */
 function speeds(rows, base, where, told, named) {
-  const [quiet, loud] = [rows.filter((row) => !disturbed(row)), rows.filter(disturbed)];
   const strong = (row) => element("strong", {}, row.label);
   const listed = (several) => several.map((row) => `${row.label} (${[speed(row), told(row)].filter(Boolean).join("; ")})`).join(", ");
   const ends = (row, equals = []) => [`: ${speed(row)}${gain(row, base, equals)}`, told(row) ? `; ${told(row)}.` : "."];
-  for (const row of loud) named.add(row);
-  if (!quiet.length) {
-    const whose = rows.length === 1 ? "Its speed was" : "All their speeds were";
-    const heads = rows.length === 1 ? [strong(rows[0]), ` is the only format${where}`, ...ends(rows[0])] : [`Measured${where}: ${listed(rows)}.`];
-    return [heads, `${whose} disturbed${rows.length > 1 ? ", so none is called the fastest" : ""}.`];
+  if (rows.every(disturbed)) {
+    for (const row of rows) named.add(row);
+    if (rows.length > 1) return [`Measured${where}: ${listed(rows)}.`, "All their speeds were disturbed, so none is called the fastest."];
+    return [[strong(rows[0]), ` is the only format${where}`, ...ends(rows[0])], "Its speed was disturbed."];
   }
-  const [first, ...equals] = fastest(quiet);
-  named.add(first);
-  for (const row of equals) named.add(row);
+  const [first, ...equals] = fastest(rows);
+  const open = rows.filter((row) => disturbed(row) && row !== first && !equals.includes(row));
+  for (const row of [first, ...equals, ...open]) named.add(row);
   const found = [];
-  const undisturbed = loud.length ? " whose speed was not disturbed" : "";
-  if (quiet.length === 1) found.push([strong(first), ` is the only format${where}${undisturbed}`, ...ends(first)]);
-  else found.push([strong(first), ` is ${equals.length ? "among the fastest" : "the fastest"}${loud.length ? ` of the ${quiet.length} formats${where}${undisturbed}` : where && ` of those${where}`}`, ...ends(first, equals)]);
+  if (rows.length === 1) found.push([strong(first), ` is the only format${where}`, ...ends(first)]);
+  else found.push([strong(first), ` is ${equals.length ? "among the fastest" : "the fastest"}${where && ` of those${where}`}${open.length ? ", as far as is known" : ""}`, ...ends(first, equals)]);
   if (equals.length) found.push(`As fast, as far as can be told: ${listed(equals)}.`);
-  if (loud.length) found.push(`Disturbed while measured, so not compared: ${listed(loud)}.`);
+  if (open.length) found.push(`Disturbed, and perhaps faster than measured: ${listed(open)}.`);
   return found;
 }
 
@@ -85,13 +85,15 @@ function sentences(model, budget) {
 
 /** Those of a model's rows that were checked. */
 function checked(all, budget) {
-  const rows = all.filter((row) => row.tokens_per_second !== null);
-  const untimed = all.filter((row) => row.tokens_per_second === null && row.ratio && row.size_bytes !== null);
-  if (!rows.length && !untimed.length) return ["Nothing was measured; the table says why."];
-  if (!rows.length) return ["No speed was measured; the table says why.", smallest([], untimed, null, budget, new Set())].filter((each) => each !== null);
+  const rows = all.filter((row) => row.rate !== null);
+  const own = all.filter((row) => row.rate === null && row.own);
+  const untimed = all.filter((row) => row.rate === null && row.ratio && row.size_bytes !== null);
+  const left = own.length ? [`Not ranked, since no deployment has these speeds: ${own.map((row) => `${row.label} (${row.own})`).join(", ")}.`] : [];
+  if (!rows.length && !untimed.length) return left.length ? left : ["Nothing was measured; the table says why."];
+  if (!rows.length) return [own.length ? "No deployed speed was measured." : "No speed was measured; the table says why.", smallest([], untimed, null, budget, new Set()), ...left].filter((each) => each !== null);
   const devices = [...new Set(rows.map((row) => row.device))];
-  if (devices.length === 1) return ofDevice(rows, untimed, budget);
-  return devices.flatMap((device) => [`On ${device}:`, ...ofDevice(rows.filter((row) => row.device === device), [], budget)]);
+  if (devices.length === 1) return [...ofDevice(rows, untimed, budget), ...left];
+  return [...devices.flatMap((device) => [`On ${device}:`, ...ofDevice(rows.filter((row) => row.device === device), [], budget)]), ...left];
 }
 
 /** The sentences of one model's rows whose speed was measured on one device; `untimed`: those of known quality alone. */
@@ -99,11 +101,9 @@ function ofDevice(rows, untimed, budget) {
   const named = new Set();
   const found = rows.some((row) => row.ratio) ? judged(rows, untimed, budget, named) : unjudged(rows, named);
   const own = [...named].filter((row) => OWN_ENGINES[row.engine]);
-  const graphs = [...named].filter((row) => row["runs in"][1]?.startsWith("captured"));
   if (own.length) found.push(`${names(own)}: ${KERNELS}.`);
-  if (graphs.length) found.push(`${names(graphs)}: ${graphs[0]["runs in"][1]}, not the engine as shipped.`);
-  const warnings = [...named].filter((row) => row["verdict warnings"].length);
-  return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.label}: ${row["verdict warnings"].join("; ")}.`))];
+  const warnings = [...named].filter((row) => row.warnings.length);
+  return [...found, ...warnings.map((row) => element("span", { class: "warning" }, `Warning, ${row.label}: ${row.warnings.join("; ")}.`))];
 }
 
 /** What can be said where nothing is known of the quality. */
@@ -126,10 +126,10 @@ function judged(rows, untimed, budget, named) {
     const base = rows.find((row) => row.reference);
     const where = rows.length === 1 ? " that was measured" : ` ${limit}`;
     found.push(...speeds(allowed, base, where, loss, named));
-    const quiet = allowed.filter((row) => !disturbed(row));
-    if (quiet.length) [first] = fastest(quiet);
+    const leading = allowed.every(disturbed) ? [] : fastest(allowed);
+    [first = null] = leading;
     if (first && !tied(first) && first.ratio.high > 1 + budget) found.push(`Its interval reaches beyond ${percent(budget)}.`);
-    for (const row of quiet.length ? fastest(quiet) : []) found.push(explained(row, scored, budget));
+    for (const row of leading) found.push(explained(row, scored, budget));
   }
   found.push(smallest(allowed, untimed, first, budget, named));
   const unscored = rows.filter((row) => !row.ratio);
@@ -149,19 +149,17 @@ function smallest(allowed, untimed, first, budget, named) {
     return `It is also the smallest of those ${limit}, ${size(least.size_bytes)}${equal.length ? `, as small as ${names(equal)}` : ""}.`;
   }
   named.add(least);
-  const unknown = untimed.includes(least) ? "; its speed was not measured" : "";
+  const unknown = untimed.includes(least) ? `; its ${least.own ? "deployed " : ""}speed was not measured` : "";
   return `The smallest of those ${limit}: ${least.label}, ${size(least.size_bytes)} (${loss(least)}${unknown}).`;
 }
 
 /** The Pareto front, where there is more than one row to be on it. */
 function theFront(scored, named) {
-  const quiet = scored.filter((row) => !disturbed(row));
   if (scored.length < 2) return null;
-  if (!quiet.length) return "There is no Pareto front, since every speed was disturbed.";
-  if (quiet.length === 1) return `There is no Pareto front, since only ${names(quiet)} was not disturbed.`;
-  const front = quiet.filter((row) => row.pareto);
+  const [front, open] = [scored.filter((row) => row.pareto), scored.filter((row) => row.pareto === null)];
+  if (!front.length) return "There is no Pareto front, since every speed was disturbed.";
   for (const row of front) named.add(row);
-  return `The Pareto front${quiet.length < scored.length ? " of the rows that were not disturbed" : ""}, whatever the loss: ${names(front)}.`;
+  return `The Pareto front, whatever the loss: ${names(front)}.${open.length ? ` Open, since disturbed: ${names(open)}.` : ""}`;
 }
 
 function showVerdict(all = false) {
