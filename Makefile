@@ -95,6 +95,7 @@ lint: $(BOOTSTRAP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/mypy
 	PYTHONPATH=scripts $(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short --check
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page --check || exit 1; done

@@ -39,7 +39,7 @@ SUMMARY = [*LATENCY, "peak_memory_bytes", "bandwidth_fraction", "joules_per_toke
 
 
 def words(folder: Path) -> None:
-    """A tokenizer of eight words, one of which is markup."""
+    """Return a tokenizer of eight words, one of which is markup."""
     vocabulary = {"zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, HOSTILE: 5, "six": 6, "seven": 7}
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "zero"}
     content = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}}
@@ -48,7 +48,7 @@ def words(folder: Path) -> None:
 
 
 def latency(rate: float, outputs: list[list[int]]) -> dict[str, Any]:
-    """A result of `rate` tokens a second, its interval 10% wide; every token takes as long."""
+    """Return a result of `rate` tokens a second, its interval 10% wide; every token takes as long."""
     summary = dict(zip(LATENCY, (1000 / rate, 1000 / rate, 2000 / rate, rate, 0.95 * rate, 1.05 * rate), strict=True))
     summary |= {"peak_memory_bytes": 10**9, "bandwidth_fraction": 0.25, "joules_per_token": None}
     seconds = [(i + 1) / rate for i in range(NEW_TOKENS)]
@@ -76,7 +76,7 @@ def latency(rate: float, outputs: list[list[int]]) -> dict[str, Any]:
 
 
 def quality(ratio: float) -> dict[str, Any]:
-    """A result whose perplexity is `ratio` times 2 in every window alike, so that its paired interval is a point."""
+    """Return a result whose perplexity is `ratio` times 2 in every window alike, so that its paired interval is a point."""
     nll = [TOKENS * math.log(2 * ratio) + 10 * math.sin(i) for i in range(WINDOWS)]
     names = ("kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "delta_p_rms")
     summary = {"perplexity": 2 * ratio, "perplexity_low": 1.5, "perplexity_high": 4.0, "top1_agreement": 0.9}
@@ -146,7 +146,7 @@ def build(
     pending: Sequence[str] = (),
     **more: Any,
 ) -> Path:
-    """The page of a study; `addresses`: bytes of them that making it may use; `pending`: files that are still to come,
+    """Make the page of a study. `addresses`: bytes of address space for it; `pending`: files that are still to come,
     while jobs run; `more` of its config."""
     config = {"models": {model: {} for model in models}, "reference": reference, "perplexity": "gptq-2048"} | more
     folder.mkdir(exist_ok=True)
@@ -167,7 +167,7 @@ def build(
 
 
 def side_by_side(before: Path, after: Path, page: Path) -> Path:
-    """The page of two runs, by their pages: as report.compare makes it, which takes whole results alone."""
+    """Make the page of two runs from their pages, as report.compare does, which takes only whole results."""
     files = [each.with_name("results.json") for each in (before, after)]
     made = subprocess.run([TOOLS, "-c", BOTH, *files], cwd=REPO / "scripts", capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
@@ -208,7 +208,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose reference has no latency and no quality, and two formats on two devices, one with every caveat."""
+    """Make a model whose reference has no latency and no quality, and two formats on two devices, one with every caveat."""
     folder = tmp_path_factory.mktemp("caveats")
     rows = {"reference": 100, "doubtful": 300, "elsewhere": 900}
     cells = [write_cell(folder, "only", name, rate, 1, 10**6, [[1, 2, 3, 4]], seen=True) for name, rate in rows.items()]
@@ -226,7 +226,7 @@ def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which one row alone has a speed, a disturbed one.
+    """Make a model with only one speed, a disturbed one.
 
     bits per weight, perplexity over the reference's: reference 16, 1; timed 9, 1.03; untimed 8, 1.02; small 5, 1.2.
     """
@@ -247,7 +247,7 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium."""
+    """Start the system's Chromium."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if not path:
         pytest.skip("no chromium on this machine; Debian's package is called chromium")

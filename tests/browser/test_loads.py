@@ -36,7 +36,7 @@ def load(users: int, total: float, ttft: float, tpot: float, *, refused: str | N
 
 
 def serve(cell: dict[str, Any], run: str, loads: list[dict[str, Any]], rate: float | None = None) -> dict[str, Any]:
-    """The cell as a server with a result of its own."""
+    """Return the cell as a server with a result of its own."""
     path = Path(cell["artifact"]) / f"{run}.json"
     artifact = json.loads((Path(cell["artifact"]) / "quantmill.json").read_text())
     trials = [{"rate": 1.0, "met": 40, "arrived": 40, "low": 0.9, "high": 1.0}]
@@ -139,7 +139,7 @@ def test_the_verdict_leaves_out_unsteady_loads_and_large_losses(tmp_path: Path, 
 
 
 def quality_that_is_not_told(folder: Path, cell: dict[str, Any]) -> Path:
-    """The result of a server of this artifact that tells no probabilities."""
+    """Return the result of a server of this artifact that reports no probabilities."""
     result = json.loads(Path(cell["quality"]).read_text())
     path = folder / "nothing.json"
     path.write_text(json.dumps(result | {"summary": None, "windows": None, "reason": "tells none"}))

@@ -14,7 +14,7 @@ Visit = Callable[..., Page]
 
 
 def column(page: Page, name: str) -> list[str]:
-    """The texts of one column of the table, without the small print."""
+    """Return the texts of one column of the table, without the small print."""
     place = page.locator("#table thead th .sort").evaluate_all(
         "(all, id) => all.findIndex((each) => each.id === id)", f"sort-{name}"
     )
@@ -34,7 +34,7 @@ def answer(page: Page, button: Locator) -> str:
 
 
 def budget(page: Page, percent: float) -> str:
-    """The verdict on the first model for the loss that the reader allows."""
+    """Return the verdict on the first model for the loss that the reader allows."""
     page.locator("#budget").fill(str(percent))
     return page.locator("#verdict ul").first.inner_text()
 

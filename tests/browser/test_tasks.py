@@ -12,7 +12,7 @@ ASKED = {"names": ["quiz"], "limit": 40, "metrics": {}, "chat_template": False}
 
 
 def answers(correct: list[int]) -> dict[str, Any]:
-    """A result's task of two choices: an answer is the first where it is right."""
+    """Return a result's task of two choices, of which the first is right."""
     texts = [
         {"prompt": f"Question {number} {HOSTILE}", "choices": ["this", "that"], "target": 0} for number in range(40)
     ]

@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Row]] = {}  # model -> its rows
 
 
 def rows(*studies: dict[str, Row]) -> Callable[[Callable], Callable]:
-    """The rows that a test asks for: models of one page, since making a page takes seconds."""
+    """Return the rows that a test asks for: models of one page, since making a page takes seconds."""
 
     def register(test: Callable) -> Callable:
         CASES.update({f"{test.__name__}-{number}": study for number, study in enumerate(studies)})
@@ -78,7 +78,7 @@ def rows(*studies: dict[str, Row]) -> Callable[[Callable], Callable]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The page of all cases, by the name of its reference."""
+    """Open the page of all cases, by the name of its reference."""
 
     @cache
     def page(reference: str) -> Path:
@@ -92,7 +92,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def sentences(pages: Callable[[str], Path], visit: Visit, request: pytest.FixtureRequest) -> Callable[..., list[str]]:
-    """The sentences on one of the test's studies, for a budget in percent."""
+    """Return the sentences on one of the test's studies, for a budget in percent."""
 
     def read(budget: float = 1, number: int = 0, reference: str = "fp16") -> list[str]:
         page = visit(pages(reference))

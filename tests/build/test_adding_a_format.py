@@ -182,7 +182,7 @@ def test_the_gate_refuses_a_build_that_is_broken(
 
 @pytest.fixture(scope="module")
 def artifact(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The second format, built and scored in another copy of the demo, to which the page's files were added."""
+    """Build and score the second format in another copy of the demo, with the page's files."""
     root = shutil.copytree(demo, tmp_path_factory.mktemp("layout") / "demo", symlinks=True)
     text = page(root).partition(SECOND)[2].partition("\n## ")[0]
     files = files_of(text)

@@ -39,7 +39,7 @@ def serve() -> None:
 
 
 def memory_now(name: str) -> int:
-    """A line of this process's status, in KiB."""
+    """Return a line of this process's status, in KiB."""
     return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
 
 

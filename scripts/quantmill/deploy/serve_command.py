@@ -80,7 +80,7 @@ def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
 
 
 def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
-    """What is printed of a cell. Raises `UserError` where its artifact is not there."""
+    """Return the text to print for a cell. Raises `UserError` if its artifact is missing."""
     artifact, kind, name = Path(cell["artifact"]), deployable(cell["engine"]), cell["name"]
     assert kind, "check_server has passed"
     if not (artifact / manifest.NAME).is_file():

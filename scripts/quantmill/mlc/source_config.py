@@ -55,7 +55,7 @@ UNMODELLED = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's tensors follow from, in transformers' words."""
+    """Sizes that determine a model's tensors, in transformers' words."""
 
     hidden_size: int
     intermediate_size: int
