@@ -76,7 +76,7 @@ def latency(rate: float, outputs: list[list[int]]) -> dict[str, Any]:
 
 
 def quality(ratio: float) -> dict[str, Any]:
-    """Return a result whose perplexity is `ratio` times 2 in every window alike, so that its paired interval is a point."""
+    """Return a result with perplexity `ratio` times 2 in every window, so that its paired interval is a point."""
     nll = [TOKENS * math.log(2 * ratio) + 10 * math.sin(i) for i in range(WINDOWS)]
     names = ("kld_mean", "kld_median", "kld_p99", "kld_p999", "kld_max", "delta_p_rms")
     summary = {"perplexity": 2 * ratio, "perplexity_low": 1.5, "perplexity_high": 4.0, "top1_agreement": 0.9}
@@ -208,7 +208,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model whose reference has no latency and no quality, and two formats on two devices, one with every caveat."""
+    """Make a model whose reference has no latency and no quality, and two formats on two devices, one with all caveats."""
     folder = tmp_path_factory.mktemp("caveats")
     rows = {"reference": 100, "doubtful": 300, "elsewhere": 900}
     cells = [write_cell(folder, "only", name, rate, 1, 10**6, [[1, 2, 3, 4]], seen=True) for name, rate in rows.items()]

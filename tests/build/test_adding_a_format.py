@@ -5,12 +5,12 @@ import json
 import re
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import interpreter
+from conftest import REPO, interpreter
 from workflows import SNAKEMAKE
 
 PROGRAM = "scripts/quantmill/build/rtn.py"
@@ -25,6 +25,7 @@ def root(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = shutil.copytree(demo, tmp_path_factory.mktemp("adding") / "demo", symlinks=True)
     files = files_of(page(root).partition(SECOND)[0])
     assert set(files) == {"rules/formats/rtn.smk", PROGRAM}
+    assert named(files) == listed("a format that an engine here runs")
     add(root, files)
     return root
 
@@ -180,28 +181,58 @@ def test_the_gate_refuses_a_build_that_is_broken(
     assert not list(tmp_path.iterdir())
 
 
+ENGINE = {
+    "rules/engines/mine.smk": 'ENGINES["mine"] = Engine(env="mine", loads=("hf",))\n',
+    "scripts/quantmill/engines/mine.py": "from quantmill.engines.transformers import Engine as Engine\n",
+}
+STUDY = """formats: [fp16, fp8-block]
+variants: {fp8-b64: {format: fp8-block, block_size: 64}}
+runs: {mine: {engine: mine, formats: [fp16]}}"""
+
+
 @pytest.fixture(scope="module")
 def artifact(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build and score the second format in another copy of the demo, with the page's files."""
+    """Build and score the second format in another copy of the demo, with the page's files, and score a new engine."""
     root = shutil.copytree(demo, tmp_path_factory.mktemp("layout") / "demo", symlinks=True)
     text = page(root).partition(SECOND)[2].partition("\n## ")[0]
-    files = files_of(text)
-    new = ["rules/formats", "scripts/quantmill/layouts", "scripts/quantmill/build"]
-    assert list(files) == ["envs/fp8.in", f"{new[0]}/fp8_block.smk", f"{new[1]}/fp8_block.py", f"{new[2]}/fp8_block.py"]
-    add(root, files)
-    shutil.copy(root / "envs/gptqmodel.txt", root / "envs/fp8.txt")  # holds these packages too, and is there already
     (key,) = re.findall(r"^```yaml\n(  \w+:\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    pins = (root / "envs/gptqmodel.txt").read_text()  # has these packages, and its environment is there already
+    layout = files_of(text) | {"envs/fp8.txt": pins}
+    engine = ENGINE | {"envs/mine.in": "-r torch.in\n", "envs/mine.txt": (root / "envs/torch.txt").read_text()}
+    assert named(layout) | {SCHEMA} == listed("a format with a layout of its own")
+    assert named(engine) == listed("an engine")
+    add(root, layout | engine)
     schema = (root / SCHEMA).read_text()
     assert schema.count("\nproperties:\n") == 1
     (root / SCHEMA).write_text(schema.replace("\nproperties:\n", f"\nproperties:\n{key}"))
     config = root / "config/config.yaml"
-    study = "formats: [fp16, fp8-block]\nvariants: {fp8-b64: {format: fp8-block, block_size: 64}}"
-    study = re.sub("^formats: .*", study, config.read_text(), flags=re.MULTILINE)
+    study = re.sub("^formats: .*", STUDY, config.read_text(), flags=re.MULTILINE)
     assert study.count("interpreters: {") == 1
-    config.write_text(study.replace("interpreters: {", f'interpreters: {{"fp8": "{interpreter("gptqmodel")}", '))
-    result = call(SNAKEMAKE, "--cores", "8", "artifacts/demo/quality/fp8-b64.json", cwd=root)
+    pythons = f'"fp8": "{interpreter("gptqmodel")}", "mine": "{interpreter("torch")}", '
+    config.write_text(study.replace("interpreters: {", f"interpreters: {{{pythons}"))
+    scored = [f"artifacts/demo/quality/{name}.json" for name in ("fp8-b64", "fp16@mine")]
+    result = call(SNAKEMAKE, "--cores", "8", *scored, cwd=root)
     assert result.returncode == 0, result.stderr
     return root / "artifacts/demo/fp8-b64"
+
+
+def named(files: Iterable[str]) -> set[str]:
+    """Return paths with NAME in place of the new file's own name."""
+    return {re.sub(r"\w+(\.\w+)$", r"NAME\1", name) for name in files}
+
+
+def listed(kind: str) -> set[str]:
+    """Return the files that CONTRIBUTING.md lists for an addition."""
+    (row,) = re.findall(rf"^\| {kind} \| (.*) \|$", (REPO / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    return set(re.findall("`(.*?)`", row))
+
+
+def test_a_new_engine_scores_as_transformers(artifact: Path) -> None:
+    mine, reference = (
+        json.loads((artifact.parent / f"quality/{name}.json").read_text()) for name in ("fp16@mine", "fp16")
+    )
+    assert mine["engine"] == "mine"
+    assert mine["summary"]["perplexity"] == reference["summary"]["perplexity"]
 
 
 def test_a_layout_of_its_own_passes_the_gate(artifact: Path) -> None:

@@ -127,7 +127,7 @@ def together(number: int, first: float, steps: list[float]) -> Timeline:
 
 
 def test_prefill_of_others_is_not_a_cliff() -> None:
-    """Send tokens as vLLM does with 64 requests at once: four prompts, then sixty in 0.3 s with the four's second tokens."""
+    """Send tokens as vLLM does for 64 requests at once: four prompts, then sixty in 0.3 s with four second tokens."""
     early = [together(number, 0.05, [0.3] + [0.01] * 40) for number in range(4)]
     late = [together(number, 0.35, [0.01] * 20) for number in range(4, 64)]
     assert load_checks.check_load(early + late, 64) == []
