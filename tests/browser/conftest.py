@@ -208,7 +208,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model whose reference has no latency and no quality, and two formats on two devices, one with all caveats."""
+    """Make a model whose reference has no latency and no quality, and two formats on two devices, one with caveats."""
     folder = tmp_path_factory.mktemp("caveats")
     rows = {"reference": 100, "doubtful": 300, "elsewhere": 900}
     cells = [write_cell(folder, "only", name, rate, 1, 10**6, [[1, 2, 3, 4]], seen=True) for name, rate in rows.items()]
