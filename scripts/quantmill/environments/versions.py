@@ -2,11 +2,12 @@
 
     python scripts/quantmill environments.versions results/versions.json
 
-Reads envs/*.txt and results/*/results.json. docs/VERSIONS.md shows the list (make readme).
+Reads envs/*.txt, results/*/results.json and results of jobs in results/*/*/*.json. docs/VERSIONS.md shows the list (make readme).
 """
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from quantmill.common import bounded_json
@@ -19,6 +20,18 @@ SAME = "apache-tvm auto-round autoawq bitsandbytes ctranslate2 exllamav3 gptqmod
 PACKAGES = {name: name for name in SAME.split()} | {"llama.cpp": "llama-cpp-python", "llm-compressor": "llmcompressor"}
 
 
+def measurements(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the device's name and the versions of every recorded row and job."""
+    for path in root.glob("results/*/results.json"):
+        for row in bounded_json.loads(path.read_bytes())["rows"]:
+            if row["device"] and row["versions"]:
+                yield row["device"], row["versions"] | {row["artifact"]["tool"]: row["artifact"]["tool_version"]}
+    for path in root.glob("results/*/*/*.json"):
+        result = bounded_json.loads(path.read_bytes())
+        if isinstance(result, dict) and "versions" in result and isinstance(result.get("device"), dict):
+            yield result["device"]["name"], result["versions"]
+
+
 def list_versions(root: Path) -> list[dict[str, str]]:
     """Return a row for each package, from the pins and the recorded results of a checkout."""
     pinned: dict[str, set[str]] = defaultdict(set)
@@ -26,13 +39,10 @@ def list_versions(root: Path) -> list[dict[str, str]]:
         for name, version in read_pins(path):
             pinned[name.removesuffix("-cpu")].add(f"{version} ({path.stem})" if "vllm" in name else version)
     measured: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for path in root.glob("results/*/results.json"):
-        rows = bounded_json.loads(path.read_bytes())["rows"]
-        for row in filter(lambda row: row["device"] and row["versions"], rows):
-            kind = "GPU" if "NVIDIA" in row["device"] else "CPU"
-            tool = {row["artifact"]["tool"]: row["artifact"]["tool_version"]}
-            for name, version in (row["versions"] | tool).items():
-                measured[name, kind].add(version.removeprefix("llama-cpp-python-").partition("-")[0])
+    for device, versions in measurements(root):
+        for name, version in versions.items():
+            known = version.removeprefix("llama-cpp-python-").partition("-")[0]
+            measured[name, "GPU" if "NVIDIA" in device else "CPU"].add(known)
     return [
         {
             "package": f"`{package}`",
