@@ -35,11 +35,8 @@ def main() -> None:
         assert old["load"] == new["load"]
         for title, name in FIGURES.items():
             first, second = old["figures"][name], new["figures"][name]
-            rows.append({"load": old["load"], "figure": title})
-            rows[-1] |= {
-                result["versions"]["vllm"]: f"{value:.4g}" for result, value in ((before, first), (after, second))
-            }
-            rows[-1] |= {"after / before": f"{second / first:.3f}"}
+            row = {"load": old["load"], "figure": title, before["versions"]["vllm"]: f"{first:.4g}"}
+            rows.append(row | {after["versions"]["vllm"]: f"{second:.4g}", "after / before": f"{second / first:.3f}"})
     write_json(options.out, rows)
 
 

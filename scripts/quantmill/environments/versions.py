@@ -2,7 +2,8 @@
 
     python scripts/quantmill environments.versions results/versions.json
 
-Reads envs/*.txt, results/*/results.json and results of jobs in results/*/*/*.json. docs/VERSIONS.md shows the list (make readme).
+Reads envs/*.txt, results/*/results.json, and results of jobs in results/*/*/*.json. docs/VERSIONS.md shows the list
+(make readme).
 """
 
 import json
