@@ -10,22 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill import devices, engines
+from quantmill import devices
 from quantmill.common import manifest
 from quantmill.common.program import UserError, parser, printable, suggestion
 from quantmill.deploy.deployment import HOST, MODEL, PORT, Deployment, command_line, compose, docker
-from quantmill.engines.served.started import Deployable, underscored
+from quantmill.engines.served.started import deployable, underscored
 from quantmill.plan.list_jobs import describe
 from quantmill.plan.model_source import CHECKOUT
 from quantmill.report.labels import label
 from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
-
-
-def deployable(engine: str) -> type[Deployable] | None:
-    """Return the class of a server that its users can start as it was measured; None for another one."""
-    kind = engines.find(engine)
-    return kind if issubclass(kind, Deployable) else None
 
 
 def find(listed: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -43,7 +37,7 @@ def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
     if engine in known:
         return
     servers = [name for name, loads in known.items() if layout in loads]
-    why = f"{cell['name']}: {engine} is no server that Quantmill starts"
+    why = f"{cell['name']}: {engine} is not a server that Quantmill starts"
     if not servers:
         raise UserError(f"{why}, and none of them loads its layout, {layout}; serve it with {engine}'s own tools")
     words = {"engine": servers[0], "formats": [format]}

@@ -60,7 +60,7 @@ class Engine(Deployable):
         sources = recorded or f"{package}-{pin(f'{package}.sdist', package)}"
         tag = "server-cuda" if cards else "server"
         about = f"llama.cpp, compiled here from the sources of {sources}; the image {tag} is llama.cpp's newest build"
-        return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one near to it, take {tag}-bNUMBER"
+        return f"ghcr.io/ggml-org/llama.cpp:{tag}", f"{about}: for one close to it, use {tag}-bNUMBER"
 
     @staticmethod
     def program_here(python: str) -> str:

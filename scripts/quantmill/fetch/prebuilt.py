@@ -115,8 +115,8 @@ def main() -> None:
             raise UserError(said.replace(str(folder), options.artifact)) from None
         whole = manifest.read_checked(options.model)["parameter_count"]
         weights = whole if prebuilt_layouts.is_packed(options.layout) else shards.text_parameters(options.model)
-        gate_layout = layout.gate_layout(folder, options.layout)
-        gate = quality_gate.check(folder, gate_layout, options)
+        known = layout.gate_layout(folder) if hasattr(layout, "gate_layout") else options.layout
+        gate = quality_gate.check(folder, known, options)
         unread = facts.pop("unread", {})
         hashes = {name: placed[name] for name in facts["weight_files"]}
         manifest.write(

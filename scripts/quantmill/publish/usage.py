@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from string import Template
 from typing import Any
 
-from quantmill import engines
 from quantmill.common.program import printable
 from quantmill.deploy.deployment import PORT, command_line
-from quantmill.engines.served.started import Deployable, underscored
+from quantmill.engines.served.started import Deployable, deployable, underscored
 from quantmill.llamacpp import files
 from quantmill.publish.contents import Artifact
 from quantmill.servers import vllm_settings
@@ -79,7 +78,7 @@ def describe(row: Mapping[str, Any], artifact: Artifact, repository: str) -> str
     row = {**row, "options": options}
     device = (row["device_details"] or {}).get("device", "cpu")
     arguments = (row["versions"] or {}).get("arguments", "")  # of a server that Quantmill started
-    if arguments and issubclass(kind := engines.find(row["engine"]), Deployable):
+    if arguments and (kind := deployable(row["engine"])):
         line = server_command(kind, row, artifact, repository, device, environment)
         return block("sh", f"{download(artifact, repository)}\n{line}")
     variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())

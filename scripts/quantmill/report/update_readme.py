@@ -7,7 +7,7 @@ A run is a folder with results.json, or a JSON file of rows; the markers of its 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quantmill.common import bounded_json
 from quantmill.common.atomic import write_atomically
@@ -31,7 +31,11 @@ def read(path: Path) -> Any:
 
 def read_run(folder: str) -> Results:
     """Read a run's results. Raises as `read` does."""
-    return read(Path(folder) / "results.json")
+    path = Path(folder) / "results.json"
+    results = read(path)
+    if not isinstance(results, dict):
+        raise UserError(f"{path}: is damaged (not an object); measure the run again")
+    return cast(Results, results)
 
 
 def table_of(run: Path, short: bool) -> str:

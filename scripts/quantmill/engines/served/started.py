@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
+from quantmill import engines
 from quantmill.checkpoint import shards
 from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
@@ -178,3 +179,12 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 def python() -> list[str]:
     """Return this environment's interpreter, for servers that are Python programs."""
     return [sys.executable]
+
+
+def deployable(engine: str) -> type[Deployable] | None:
+    """Return the class of a server that users can start as it was measured; None for any other engine."""
+    try:
+        kind = engines.find(engine)
+    except ImportError:  # of a library that only its environment has, which no such server imports
+        return None
+    return kind if issubclass(kind, Deployable) else None
