@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,7 @@ SLOW_UNTIL = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))  # seconds since 1
 NEW_TOKENS = 16  # of the demo's latency
 CALIBRATION = {"samples": 4, "sequence_length": 512}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
+LONG = {"test_loads.py", "test_bundle.py", "test_push.py", "test_killed.py"}  # files of ten seconds or more
 HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
 RUN = """
@@ -53,10 +54,12 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by their fixtures, and order them.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests by their fixtures, and order those that -m leaves.
 
-    The demo's run comes first, because other files wait for it. Slow tests come last: slow machines skip them.
+    The demo's run comes first, because other files wait for it. Then come the files that take longest (`LONG`), so that
+    no worker is left alone with one. Slow tests come last: slow machines skip them.
     """
     for item in items:
         copies = "checkout" in item.fixturenames
@@ -66,11 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or has_marker(item, "slow", "timing")
         ):
             item.add_marker("unit")
+    yield
     slow = {item.path for item in items if has_marker(item, "slow")}
     quick = {item.path for item in items if not has_marker(item, "slow")}
     late = {item.path for item in items if "demo" in item.fixturenames}  # so that no worker waits while it is made
-    first = "test_workflow.py"
-    items.sort(key=lambda item: (item.path.name != first, item.path in slow, item.path not in quick, item.path in late))
+
+    def rank(item: pytest.Item) -> tuple[bool, ...]:
+        path = item.path
+        return path.name != "test_workflow.py", path in slow, path not in quick, path in late, path.name not in LONG
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,7 +3,8 @@
     python tests/helpers/forked_programs.py MODULE...
 
 The process imports the modules. It reads a request a line, as JSON, and answers each with a line of JSON: `returncode`,
-`stdout`, `stderr`, and `memory`, the most that the run held, in KiB.
+`stdout`, `stderr`, and `memory`, the most that the run held, in KiB. A request may name code that runs `before` the
+program.
 """
 
 import atexit
@@ -19,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
+PROGRAM = str(Path(__file__).resolve().parents[2] / "scripts/quantmill")
 SECONDS = 120  # of a run, which then ends with SIGALRM
 
 
@@ -52,11 +54,13 @@ def run(request: dict[str, Any], files: tuple[IO[bytes], ...], shared: int) -> N
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = request["arguments"]
+    os.chdir(request["folder"])
     if not request["sleep"]:
         time.sleep = lambda seconds: None
     status: Any = 0
     try:
-        runpy.run_path("scripts/quantmill", run_name="__main__")
+        exec(request["before"], {})  # noqa: S102  (the tests' own)
+        runpy.run_path(PROGRAM, run_name="__main__")
     except SystemExit as end:
         status = end.code or 0
         if isinstance(status, str):

@@ -3,20 +3,19 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-# the hub's client itself reads the environment when it is imported
+# not the hub's client, which reads the environment when it is imported, nor plan.*, which reads the current folder
 IMPORTED = (
     "quantmill.checkpoint.to_safetensors",
     "quantmill.fetch.link",
     "quantmill.gate.quality_gate",
-    "httpx2",
-    "yaml",
+    *("httpx2", "jinja2", "jsonschema", "referencing", "tokenizers", "yaml"),
 )
 
 
@@ -37,7 +36,8 @@ Program = Callable[..., Result]
 def run_program(tools_python: Path) -> Iterator[Program]:
     """Run a program of envs/tools, such as `checkpoint.to_bin`, with arguments and variables of the environment.
 
-    Without `sleep` it tries again at once where it would wait.
+    Without `sleep` it tries again at once where it would wait. `before` is code that runs before it, in its process;
+    `environment` replaces this process's.
     """
     environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
     command = [tools_python, "-P", REPO / "tests/helpers/forked_programs.py", *IMPORTED]
@@ -45,9 +45,17 @@ def run_program(tools_python: Path) -> Iterator[Program]:
         [*map(str, command)], cwd=REPO, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
 
-        def call(*arguments: object, sleep: bool = True, **more: str) -> Result:
-            environment = os.environ | {"HF_HUB_OFFLINE": "1"} | more
-            words = {"arguments": ["quantmill", *map(str, arguments)], "environment": environment, "sleep": sleep}
+        def call(
+            *arguments: object,
+            sleep: bool = True,
+            before: str = "",
+            folder: Path = REPO,
+            environment: Mapping[str, str] | None = None,
+            **more: str,
+        ) -> Result:
+            words = {"arguments": ["quantmill", *map(str, arguments)], "sleep": sleep, "before": before}
+            variables = os.environ | {"HF_HUB_OFFLINE": "1"} if environment is None else environment
+            words |= {"folder": str(folder), "environment": {**variables, **more}}
             print(json.dumps(words), file=server.stdin, flush=True)
             return Result(**json.loads(server.stdout.readline()))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 from hub_server import Hub, serve
+from program_fixtures import Program, Result
 
 from quantmill.plan import registry
 
@@ -30,17 +31,12 @@ head = {key: value for key, value in data.to_dict().items() if key != "model-ind
 print(json.dumps({"head": head, "name": name, "results": [vars(each) for each in results]}))
 """
 
-# the program with a picture that is its data's hash: a real one takes seconds
+# a picture that is its data's hash: a real one takes seconds
 WITHOUT_DRAWING = """
-import sys
 from hashlib import sha256
 from types import SimpleNamespace
-sys.path.insert(0, sys.argv.pop(1))
 from quantmill.report import drawing
 drawing.draw = lambda *data: SimpleNamespace(png=b"\\x89PNG" + sha256(repr(data).encode()).digest())
-from quantmill.common.program import run
-from quantmill.publish import push
-run(push.main)
 """
 
 
@@ -50,8 +46,8 @@ class Study:
     Unless `draws` is set, the picture is a hash of its data.
     """
 
-    def __init__(self, root: Path, hub: Hub, python: Path) -> None:
-        self.root, self.hub, self.python, self.draws = root, hub, python, False
+    def __init__(self, root: Path, hub: Hub, python: Path, run_program: Program) -> None:
+        self.root, self.hub, self.python, self.run, self.draws = root, hub, python, run_program, False
         self.results = json.loads((REPO / "results/demo/results.json").read_text())
         (root / "artifacts/report").mkdir(parents=True)
         self.source = root / "artifacts/demo/source"
@@ -91,17 +87,12 @@ class Study:
         (self.root / "artifacts/report/results.json").write_text(json.dumps(self.results))
 
     def command(self, *names: str, repository: str = "acme/demo", layout: str = "") -> list[str]:
-        """Return the command that publishes artifacts."""
+        """Return our program that publishes artifacts, with its arguments."""
         folders = [f"artifacts/demo/{name}" for name in names]
-        program = (
-            [REPO / "scripts/quantmill", "publish.push"] if self.draws else ["-c", WITHOUT_DRAWING, REPO / "scripts"]
-        )
-        command = [self.python, *program, "artifacts/demo/published/x.json", *folders]
         layout = layout or LAYOUTS[names[0]]
-        command += ["--repository", repository, "--model", "demo", "--layout", layout]
-        command += ["--library", registry.LAYOUTS[layout].hub_library]
-        command += ["--results", "artifacts/report/results.json"]
-        return [*map(str, command)]
+        command = ["publish.push", "artifacts/demo/published/x.json", *folders, "--repository", repository]
+        command += ["--model", "demo", "--layout", layout, "--library", registry.LAYOUTS[layout].hub_library]
+        return [*command, "--results", "artifacts/report/results.json"]
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment of a user with a token and an empty cache; uploads go over LFS."""
@@ -109,13 +100,11 @@ class Study:
         mine = {"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self.root / "home"), "HF_TOKEN": TOKEN}
         return kept | mine | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_ETAG_TIMEOUT": "5"} | more
 
-    def push(
-        self, *names: str, more: tuple[str, ...] = ("--source", "artifacts/demo/source"), **words: Any
-    ) -> subprocess.CompletedProcess[str]:
+    def push(self, *names: str, more: tuple[str, ...] = ("--source", "artifacts/demo/source"), **words: Any) -> Result:
         """Publish artifacts."""
         command = self.command(*names, **{key: words.pop(key) for key in ("repository", "layout") if key in words})
-        options = {"cwd": self.root, "env": self.environment(**words), "capture_output": True, "text": True}
-        return subprocess.run([*command, *more], **options, timeout=120)
+        before = "" if self.draws else WITHOUT_DRAWING
+        return self.run(*command, *more, before=before, folder=self.root, environment=self.environment(**words))
 
     def receipt(self) -> dict[str, Any] | None:
         """Return the local record of the last upload."""
@@ -142,5 +131,5 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def study(tmp_path: Path, hub: Hub, tools_python: Path) -> Study:
-    return Study(tmp_path / "alicesecret", hub, tools_python)
+def study(tmp_path: Path, hub: Hub, tools_python: Path, run_program: Program) -> Study:
+    return Study(tmp_path / "alicesecret", hub, tools_python, run_program)

@@ -9,13 +9,14 @@ import subprocess
 import pytest
 from conftest import REPO
 from hub_server import Fault, Hub, Repository
+from program_fixtures import Result
 from published_study import TOKEN, Study
 from workflows import wait_for
 
 NAME = "models/acme/demo"
 
 
-def refusal(study: Study, result: subprocess.CompletedProcess[str]) -> str:
+def refusal(study: Study, result: Result) -> str:
     """Return the last line of a refused upload without the repository, and check that no token is in it."""
     assert result.returncode == 1, result.stdout
     assert "Traceback" not in result.stderr
@@ -95,7 +96,7 @@ def test_a_killed_upload_sends_only_the_rest_later(hub: Hub, study: Study) -> No
         (study.root / "artifacts/demo/gptq-int4/model-00002-of-00002.safetensors").read_bytes()
     ).hexdigest()
     hub.faults = [Fault(f"PUT /lfs/{large}", delay=0.05, times=1)]
-    command = [*study.command("gptq-int4"), "--license", "mit"]
+    command = [study.python, REPO / "scripts/quantmill", *study.command("gptq-int4"), "--license", "mit"]
     process = subprocess.Popen(command, cwd=study.root, env=study.environment(), stderr=subprocess.PIPE)
     wait_for(lambda: hub.storage.received.get(large, 0) > 1_000_000 and len(hub.storage.objects) == 3, 60)
     os.kill(process.pid, signal.SIGKILL)
@@ -222,19 +223,9 @@ def test_missing_storage_is_one_line(hub: Hub, study: Study, fault: Fault, reaso
 def test_changed_weights_are_not_a_prebuilt_artifact(hub: Hub, study: Study) -> None:
     assert study.push("gptq-int4").returncode == 0
     hub.repositories[NAME].files["model.safetensors"] = b"theirs"
-    command = [
-        study.python,
-        REPO / "scripts/quantmill",
-        "fetch.prebuilt",
-        "acme/demo",
-        "out",
-        "--revision=main",
-        "--model=x",
-    ]
+    command = ["fetch.prebuilt", "acme/demo", "out", "--revision=main", "--model=x"]
     command += ["--layout=gptq", "--format=theirs", "--engine=gptqmodel"]
-    result = subprocess.run(
-        [*map(str, command)], cwd=study.root, env=study.environment(), capture_output=True, text=True, timeout=60
-    )
+    result = study.run(*command, folder=study.root, environment=study.environment())
     reason = "does not have the SHA-256 that quantmill.json next to it names; fetch it again"
     assert result.stderr == f"error: acme/demo/model.safetensors: {reason}\n"
     assert not (study.root / "out").exists()

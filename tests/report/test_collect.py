@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import REPO
 from hub_server import Repository, serve
+from program_fixtures import Program, Result
 from published_study import TOKEN, Study
 
 from quantmill.common.program import UserError
@@ -23,6 +24,11 @@ table = parquet.read_table(sys.argv[1])
 text = table.schema.field("measured_alike").metadata[b"description"].decode()
 print(json.dumps({"rows": table.to_pylist(), "text": text}))
 """
+# the pages are read for their rows; real pictures are drawn in test_picture.py
+WITHOUT_DRAWING = """
+from quantmill.report import drawing
+drawing.draw = lambda rows: drawing.Drawing(svg="<svg/>", sizes="<svg/>", png=b"")
+"""
 Results = dict[str, Any]
 Change = Callable[[dict[str, Any]], object]
 
@@ -30,6 +36,18 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.fixture
 def recorded() -> Results:
     return json.loads((REPO / "results/demo/results.json").read_text())
+
+
+@pytest.fixture
+def collect(tmp_path: Path, run_program: Program) -> Callable[..., Result]:
+    """Run the program in a folder, without a hub unless `endpoint` is one."""
+
+    def run(*studies: object, endpoint: str = "http://127.0.0.1:9", **more: str) -> Result:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+        words = {"before": WITHOUT_DRAWING, "folder": tmp_path, "environment": environment | more}
+        return run_program("report.collect", *studies, "--out", "out", **words)
+
+    return run
 
 
 def part(content: Results, *formats: str) -> Results:
@@ -135,7 +153,9 @@ def test_studies_that_compare_with_different_references_are_refused(recorded: Re
         merge_studies.merge({"a": recorded, "b": other})
 
 
-def test_files_folders_and_cards_make_one_page(recorded: Results, tmp_path: Path, tools_python: Path) -> None:
+def test_files_folders_and_cards_make_one_page(
+    recorded: Results, tmp_path: Path, tools_python: Path, collect: Callable[..., Result]
+) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one/results.json").write_text(json.dumps(part(recorded, "fp16")))
     (tmp_path / "two").mkdir()
@@ -147,9 +167,9 @@ def test_files_folders_and_cards_make_one_page(recorded: Results, tmp_path: Path
         content = {"results.json": json.dumps(elsewhere).encode(), "quantmill.json": b"{}"}
         hub.repositories["models/acme/demo-gptq"] = Repository(content)
         hub.repositories["models/acme/other"] = Repository({"config.json": b"{}"})
-        result = collect(tools_python, tmp_path, "one", "two/README.md", "acme/demo-gptq", endpoint=hub.endpoint)
+        result = collect("one", "two/README.md", "acme/demo-gptq", endpoint=hub.endpoint)
         assert result.returncode == 0, result.stderr
-        refused = collect(tools_python, tmp_path, "acme/other", endpoint=hub.endpoint)
+        refused = collect("acme/other", endpoint=hub.endpoint)
     assert refused.stderr == (
         "error: acme/other: holds no results.json, so Quantmill did not publish it; name another\n"
     )
@@ -171,15 +191,17 @@ def test_files_folders_and_cards_make_one_page(recorded: Results, tmp_path: Path
     assert '"resume":""' in text  # no command goes on with several studies
 
 
-def test_what_was_published_is_collected_from_the_hub(recorded: Results, tmp_path: Path, tools_python: Path) -> None:
+def test_what_was_published_is_collected_from_the_hub(
+    recorded: Results, tmp_path: Path, tools_python: Path, run_program: Program, collect: Callable[..., Result]
+) -> None:
     with serve() as hub:
         hub.storage.writers = {TOKEN}
-        study = Study(tmp_path / "study", hub, tools_python)
+        study = Study(tmp_path / "study", hub, tools_python, run_program)
         for name in ("ct2-int8", "gptq-int4"):
             result = study.push(name, repository=f"acme/{name}")
             assert result.returncode == 0, result.stderr
         names = ("acme/ct2-int8", "acme/gptq-int4", REPO / "results/demo")
-        result = collect(tools_python, tmp_path, *names, endpoint=hub.endpoint, HF_TOKEN=TOKEN)
+        result = collect(*names, endpoint=hub.endpoint, HF_TOKEN=TOKEN)
     assert result.returncode == 0, result.stderr
     read = [tools_python, "-c", READ, tmp_path / "out/collected.parquet"]
     found = json.loads(subprocess.run(read, capture_output=True, text=True, check=True).stdout)["rows"]
@@ -192,18 +214,9 @@ def test_what_was_published_is_collected_from_the_hub(recorded: Results, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "a/b/c", "-"])
-def test_what_is_no_study_is_refused(tools_python: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_no_study_is_refused(tmp_path: Path, collect: Callable[..., Result], name: str) -> None:
     (tmp_path / "empty").mkdir()
-    result = collect(tools_python, tmp_path, name)
+    result = collect(name)
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: {name}: holds no results.json; name one, a folder with one, or")
     assert not (tmp_path / "out").exists()
-
-
-def collect(
-    python: Path, folder: Path, *studies: object, endpoint: str = "http://127.0.0.1:9", **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the program in a folder."""
-    command = [python, REPO / "scripts/quantmill", "report.collect", *studies, "--out", "out"]
-    environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "PATH": "/usr/bin:/bin"} | more
-    return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)

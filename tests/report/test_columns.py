@@ -2,34 +2,29 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from conftest import REPO
+from program_fixtures import Program
 from whole_results import cell, edit, whole_cell, window_losses
 
 from quantmill.report import columns, comparison, results
 from quantmill.report.column import of_artifact
 from quantmill.report.labels import mode_label
 
-# a program with one more column: one entry and one function
+# one more column: one entry and one function
 ADD = """
-import runpy, sys
-sys.path.insert(0, 'scripts')
 from quantmill.report.column import of_artifact
 from quantmill.report.columns import COLUMNS
 def count(artifact):
     return len(artifact['files'])
 COLUMNS.append(of_artifact('files', 'integer', 'How many files the artifact has.', count, title='file count', unit='s',
                            better='lower', shown=5, judge='relative'))
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name='__main__')
 """
+RATES = {"reference": 10.0, "other": 20.0}
 CONFIG = {"reference": "reference", "models": {"m": {}}, "perplexity": "gptq-2048"}
 
 
@@ -39,24 +34,20 @@ def collect(*cells: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["format"] + (f"@{row['run']}" if row["run"] else ""): row for row in rows}
 
 
-@pytest.fixture
-def report(call: Callable, tmp_path: Path, tools_python: Path) -> Path:
+@pytest.fixture(scope="module")
+def report(run_program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the report of a study by a program that has one more column."""
-    cells = [
-        whole_cell(tmp_path, "reference", 10.0, window_losses(0)),
-        whole_cell(tmp_path, "other", 20.0, window_losses(1)),
-    ]
+    folder = tmp_path_factory.mktemp("study")
+    cells = [whole_cell(folder, name, rate, window_losses(rate / 10 - 1)) for name, rate in RATES.items()]
     study = {"config": CONFIG, "cells": cells, "options": "--cores 8"}
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    made = call(
-        tools_python, "-c", ADD, "scripts/quantmill", "report.write", tmp_path / "study.json", tmp_path / "report"
-    )
+    (folder / "study.json").write_text(json.dumps(study))
+    made = run_program("report.write", folder / "study.json", folder / "report", before=ADD)
     assert made.returncode == 0, made.stderr
-    return tmp_path / "report"
+    return folder / "report"
 
 
 def test_a_new_column_is_in_every_output(
-    report: Path, call: Callable, tools_python: Path, monkeypatch: pytest.MonkeyPatch
+    report: Path, call: Callable, run_program: Program, tools_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (report / "results.csv").open() as file:
         assert [line["files"] for line in csv.DictReader(file)] == ["2", "2"]
@@ -80,34 +71,16 @@ def test_a_new_column_is_in_every_output(
     monkeypatch.setattr(columns, "COLUMNS", [*columns.COLUMNS, new])
     jsonschema.validate(content, columns.schema())
     (report / "page.md").write_text(f"<!-- {report}: by make readme -->\n<!-- end -->\n")
-    command = [
-        sys.executable,
-        "-c",
-        ADD,
-        "scripts/quantmill",
-        "report.update_readme",
-        str(report / "page.md"),
-        str(report),
-    ]
-    subprocess.run(command, cwd=REPO, check=True)
+    assert run_program("report.update_readme", report / "page.md", report, before=ADD).returncode == 0
     heading, _, first, _ = (line.split(" | ") for line in (report / "page.md").read_text().splitlines()[3:7])
     assert first[heading.index("file count, s")] == "2"
 
 
-def test_a_new_column_is_compared(report: Path) -> None:
+def test_a_new_column_is_compared(report: Path, run_program: Program) -> None:
     content = json.loads((report / "results.json").read_text())
     content["rows"][1]["files"] = 3
     (report / "after.json").write_text(json.dumps(content))
-    command = [
-        sys.executable,
-        "-c",
-        ADD,
-        "scripts/quantmill",
-        "report.compare",
-        str(report / "results.json"),
-        str(report / "after.json"),
-    ]
-    result = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    result = run_program("report.compare", report / "results.json", report / "after.json", before=ADD)
     assert (result.returncode, result.stderr) == (1, "")
     assert "- WORSE: m, other (fake, d): file count, s 2 → 3, +50.0%" in result.stdout
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -105,14 +106,28 @@ def test_recorded_pictures_of_speeds_name_every_row(run: str) -> None:
     assert {each["engine"] for each in drawn} < set(said) and "perplexity (less is better)" in said
 
 
-@pytest.mark.parametrize("run", ["results/smollm2", "results/smollm2-h200"])
-def test_recorded_pictures_are_what_the_report_draws(run: str, tmp_path: Path, tools_python: Path) -> None:
-    command = [tools_python, REPO / "scripts/quantmill", "report.collect", REPO / run, "--out", tmp_path]
-    made = subprocess.run(command, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
+DRAWN = ["results/smollm2", "results/smollm2-h200"]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
+    """Let report.collect draw those pictures, in one process, without the page's plots."""
+    folder = tmp_path_factory.mktemp("collected")
+    code = "from quantmill.report import plot; plot.specifications = plot.detail_specifications = lambda rows: {}"
+    commands = json.dumps([[run, "--out", str(folder / run)] for run in DRAWN])
+    program = f"{code}\nimport runpy; runpy.run_path('tests/helpers/in_one_process.py', run_name='__main__')"
+    command = [tools_python, "-P", "-c", program, "report.collect"]
+    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
+    made = subprocess.run(command, input=commands, cwd=REPO, env=environment, capture_output=True, text=True)
+    assert made.returncode == 0 and made.stdout.count('"end": null') == len(DRAWN), made.stdout + made.stderr
+    return folder
+
+
+@pytest.mark.parametrize("run", DRAWN)
+def test_recorded_pictures_are_what_the_report_draws(run: str, collected: Path) -> None:
     speeds, said = (texts((REPO / run / name).read_text()) for name in ("quality-speed.svg", "quality-size.svg"))
-    assert speeds == texts((tmp_path / "quality-speed.svg").read_text())
-    assert said == texts((tmp_path / "quality-size.svg").read_text())
+    assert speeds == texts((collected / run / "quality-speed.svg").read_text())
+    assert said == texts((collected / run / "quality-size.svg").read_text())
     scored = [each["cell"] for each in rows(run) if None not in (each[PAIR[0]], each[PAIR[1]])]
     assert set(scored) == {cell for each in rows(run) if "@" not in (cell := each["cell"])}  # a run may be timed alone
     assert [text for text in said if text in scored] == scored
