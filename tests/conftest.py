@@ -15,9 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from program_fixtures import Result  # a plugin, which is imported below
 
 REPO = Path(__file__).parent.parent
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each started program compiles its imports
@@ -93,7 +97,7 @@ def has_marker(item: pytest.Item, *names: str) -> bool:
     return any(map(item.get_closest_marker, names))
 
 
-def line_of_refusal(result: subprocess.CompletedProcess[str], out: Path) -> str | None:
+def line_of_refusal(result: "subprocess.CompletedProcess[str] | Result", out: Path) -> str | None:
     """Return the last line of a failed program, which left no traceback and nothing at `out`; None if it succeeded."""
     if result.returncode == 0:
         return None

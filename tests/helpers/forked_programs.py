@@ -1,10 +1,10 @@
 """Run our programs in forks of one process, which has imported their libraries; each run is as if started alone.
 
-    python tests/helpers/forked_programs.py MODULE...
+    python tests/helpers/forked_programs.py PROGRAM MODULE...
 
-The process imports the modules. It reads a request a line, as JSON, and answers each with a line of JSON: `returncode`,
-`stdout`, `stderr`, and `memory`, the most that the run held, in KiB. A request may name code that runs `before` the
-program.
+The process imports the modules. PROGRAM is scripts/quantmill, or a file that does the same. The process reads a request
+a line, as JSON, and answers each with a line of JSON: `returncode`, `stdout`, `stderr`, and `memory`, the most that the
+run held, in KiB. A request may name code that runs `before` the program.
 """
 
 import atexit
@@ -20,20 +20,20 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
-PROGRAM = str(Path(__file__).resolve().parents[2] / "scripts/quantmill")
-SECONDS = 120  # of a run, which then ends with SIGALRM
+SECONDS = 600  # of a run, which then ends with SIGALRM
 
 
 def serve() -> None:
     """Answer requests until the input ends."""
-    for name in sys.argv[1:]:
+    _, program, *modules = sys.argv
+    for name in modules:
         importlib.import_module(name)
     for line in sys.stdin:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as memory:
             files = (out, err, memory)
             before = memory_now("VmRSS")
             if not (child := os.fork()):
-                run(json.loads(line), files, before - memory_now("VmRSS"))
+                run(program, json.loads(line), files, before - memory_now("VmRSS"))
             _, status = os.waitpid(child, 0)
             texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in files]
             found = {"stdout": texts[0], "stderr": texts[1], "memory": int(texts[2] or 0)}
@@ -45,7 +45,7 @@ def memory_now(name: str) -> int:
     return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
 
 
-def run(request: dict[str, Any], files: tuple[IO[bytes], ...], shared: int) -> None:
+def run(program: str, request: dict[str, Any], files: tuple[IO[bytes], ...], shared: int) -> None:
     """Run a program in this process, a fork, and end it. `shared`: KiB of the parent's that do not count in a fork."""
     signal.alarm(SECONDS)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -60,7 +60,7 @@ def run(request: dict[str, Any], files: tuple[IO[bytes], ...], shared: int) -> N
     status: Any = 0
     try:
         exec(request["before"], {})  # noqa: S102  (the tests' own)
-        runpy.run_path(PROGRAM, run_name="__main__")
+        runpy.run_path(program, run_name="__main__")
     except SystemExit as end:
         status = end.code or 0
         if isinstance(status, str):

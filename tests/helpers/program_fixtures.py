@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ IMPORTED = (
     "quantmill.gate.quality_gate",
     *("httpx2", "jinja2", "jsonschema", "referencing", "tokenizers", "yaml"),
 )
+MEASURING = ("latency.measure", "loads.measure", "quality.measure", "quality.reference_logits", "gate.check")
 
 
 @dataclass
@@ -32,15 +35,15 @@ class Result:
 Program = Callable[..., Result]
 
 
-@pytest.fixture(scope="session")
-def run_program(tools_python: Path) -> Iterator[Program]:
-    """Run a program of envs/tools, such as `checkpoint.to_bin`, with arguments and variables of the environment.
+@contextmanager
+def forks(python: Path | str, program: str, *modules: str) -> Iterator[Program]:
+    """Run a program with arguments and variables of the environment, in forks of a process that imported `modules`.
 
     Without `sleep` it tries again at once where it would wait. `before` is code that runs before it, in its process;
     `environment` replaces this process's.
     """
     environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
-    command = [tools_python, "-P", REPO / "tests/helpers/forked_programs.py", *IMPORTED]
+    command = [python, "-P", REPO / "tests/helpers/forked_programs.py", REPO / program, *modules]
     with subprocess.Popen(
         [*map(str, command)], cwd=REPO, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -61,3 +64,17 @@ def run_program(tools_python: Path) -> Iterator[Program]:
 
         yield call
         server.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def run_program(tools_python: Path) -> Iterator[Program]:
+    """Run a program of envs/tools, such as `checkpoint.to_bin`."""
+    with forks(tools_python, "scripts/quantmill", *IMPORTED) as program:
+        yield program
+
+
+@pytest.fixture(scope="session")
+def run_harness() -> Iterator[Program]:
+    """Run a program with the engines of tests/helpers/harness, such as `latency.measure`."""
+    with forks(sys.executable, "tests/helpers/harness/run.py", *(f"quantmill.{name}" for name in MEASURING)) as program:
+        yield program

@@ -1,7 +1,7 @@
 """The harness measured: an engine of known delays must come out right, one of known faults must be named.
 
-Programs run whole, in processes of their own, with the engine of
-tests/helpers/harness/engines/fake.py in place of a real one.
+Programs run whole, in processes of their own, with the engine of tests/helpers/harness/engines/fake.py in place of a
+real one.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import REPO, line_of_refusal
+from program_fixtures import Program, Result
 
 from quantmill.common import manifest
 from quantmill.common.program import UserError
@@ -27,7 +28,6 @@ import fake
 
 PREFILL, STEP = 0.01, 0.06  # seconds a token; long beside what a busy machine makes a token late by
 NEW_TOKENS = 10
-RUN = REPO / "tests/helpers/harness/run.py"
 WITHIN = 0.01
 
 
@@ -43,21 +43,20 @@ def make_engine(folder: Path, **does: Any) -> fake.Engine:
 
 
 @pytest.fixture
-def harness(tmp_path: Path, call: Callable) -> Callable[..., subprocess.CompletedProcess[str]]:
+def harness(tmp_path: Path, run_harness: Program) -> Callable[..., Result]:
     """Run a program on a fake artifact; the tokens that it takes are in the same folder."""
     prompts = [{"text": str(size), "ids": IDS[size : 2 * size]} for size in (30, 60)]
     shared = {"context": 120, "text_sha256": "x", "bytes": 1, "words": 1}
     (tmp_path / "prompts.json").write_text(json.dumps({"prompts": prompts, **shared}))
     (tmp_path / "evaluation.json").write_text(json.dumps({"ids": IDS, **shared, "context": 50}))
 
-    def run(program: str, out: str, does: dict[str, Any], *options: object) -> subprocess.CompletedProcess[str]:
+    def run(program: str, out: str, does: dict[str, Any], *options: object) -> Result:
         artifact = tmp_path / f"artifact-{out}"
         make_engine(artifact, **does)
         (artifact / manifest.NAME).unlink(missing_ok=True)
         manifest.write(artifact, format="fake", tool="fake", tool_version="1")
-        command = [sys.executable, RUN, program, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu"]
-        command += ["--evaluation", tmp_path / "evaluation.json", "--threads", 1, *options]
-        return call(*command)
+        more = ["--evaluation", tmp_path / "evaluation.json", "--threads", 1, *options]
+        return run_harness(program, artifact, tmp_path / out, "--engine", "fake", "--device", "cpu", *more)
 
     return run
 

@@ -17,6 +17,7 @@ import pytest
 from conftest import REPO
 from fake_model import EOS, VOCAB, Model
 from load_study import BURST, EVALUATION, SERVING, TIMES, A, B, C, D
+from program_fixtures import Program, Result
 
 from quantmill.client.checks import Finding
 from quantmill.common import manifest
@@ -32,15 +33,22 @@ DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does
 
 
 def program(folder: Path, options: dict[str, Any], serving: dict[str, Any]) -> list[str]:
-    """Return the command of loads.measure for the folder's fake artifact; the server's faults are options."""
-    command = [sys.executable, REPO / "tests/helpers/harness/run.py", "loads.measure"]
-    command += [folder / "model/fake", folder / "out.json", "--engine", "fake-serve", "--device", "cpu"]
+    """Return loads.measure with its arguments for the folder's fake artifact; the server's faults are options."""
+    command: list[object] = [
+        "loads.measure",
+        folder / "model/fake",
+        folder / "out.json",
+        "--engine",
+        "fake-serve",
+        "--device",
+        "cpu",
+    ]
     command += ["--options", json.dumps({"times": TIMES} | options), "--loads", json.dumps(SERVING | serving)]
     command += ["--evaluation", folder / "evaluation.json", "--burst", folder / "burst.json"]
     return list(map(str, command))
 
 
-def prepare(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def prepare(folder: Path, run_harness: Program) -> Callable[..., Result]:
     """Make a fake artifact and its texts; return a function that runs loads.measure there."""
     artifact = folder / "model/fake"
     artifact.mkdir(parents=True)
@@ -48,19 +56,19 @@ def prepare(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     manifest.write(artifact, format="fake", tool="fake", tool_version="1")
     EVALUATION.write(folder / "evaluation.json")
     (folder / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
-    return lambda options, **serving: subprocess.run(program(folder, options, serving), capture_output=True, text=True)
+    return lambda options, **serving: run_harness(*program(folder, options, serving))
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    return prepare(tmp_path)
+def load(tmp_path: Path, run_harness: Program) -> Callable[..., Result]:
+    return prepare(tmp_path, run_harness)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(tmp_path_factory: pytest.TempPathFactory, run_harness: Program) -> Path:
     """Measure a server under two requests at a time, once."""
     folder = tmp_path_factory.mktemp("measured")
-    result = prepare(folder)({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6)
+    result = prepare(folder, run_harness)({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6)
     assert result.returncode == 0, result.stderr
     return folder
 
@@ -217,7 +225,8 @@ while True:
 @pytest.mark.slow
 def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
     script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
-    command = program(tmp_path, {"times": (0.01, 0, 0.2, 0)}, {"concurrency": [2]})
+    command = [sys.executable, str(REPO / "tests/helpers/harness/run.py")]
+    command += program(tmp_path, {"times": (0.01, 0, 0.2, 0)}, {"concurrency": [2]})
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
         records = tmp_path / "model/.servers"
         deadline = time.monotonic() + 60
