@@ -29,6 +29,7 @@ from quantmill.metrics.serving import Reads
 from quantmill.report import loads, results
 from quantmill.report.load_columns import LOAD_COLUMNS, bytes_read
 
+ALONE = [sys.executable, str(REPO / "tests/helpers/harness/run.py")]  # starts a program in a process of its own
 DISTURBED = {"slow_reader", "schedule_lag", "stall"}  # what a busy machine does to a client, which is refused
 
 
@@ -48,35 +49,56 @@ def program(folder: Path, options: dict[str, Any], serving: dict[str, Any]) -> l
     return list(map(str, command))
 
 
-def prepare(folder: Path, run_harness: Program) -> Callable[..., Result]:
-    """Make a fake artifact and its texts; return a function that runs loads.measure there."""
+def prepare(folder: Path, config: dict[str, Any] | None = None) -> None:
+    """Make a fake artifact, with more in its config.json, and its texts."""
     artifact = folder / "model/fake"
     artifact.mkdir(parents=True)
-    (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS}))
+    (artifact / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "eos_token_id": EOS} | (config or {})))
     manifest.write(artifact, format="fake", tool="fake", tool_version="1")
     EVALUATION.write(folder / "evaluation.json")
     (folder / "burst.json").write_text(json.dumps({"prompts": [{"text": "", "ids": ids} for ids in BURST]}))
-    return lambda options, **serving: run_harness(*program(folder, options, serving))
 
 
 @pytest.fixture
 def load(tmp_path: Path, run_harness: Program) -> Callable[..., Result]:
-    return prepare(tmp_path, run_harness)
+    """Return a function that runs loads.measure on a fake artifact."""
+    prepare(tmp_path)
+    return lambda options, **serving: run_harness(*program(tmp_path, options, serving))
+
+
+def weights_of_8_bits(rounds: bool) -> dict[str, Any]:
+    """Return the config.json of a format, which may round activations; then it is of a mixture, too."""
+    groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
+    text = {"num_experts": 8 if rounds else 1}
+    return {"quantization_config": {"config_groups": groups}, "text_config": text}
+
+
+MEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {  # config, options, loads
+    "sound": ({}, {}, {"concurrency": [2], "prompt_tokens": [10, 20], "new_tokens": 6}),
+    "rounded": (weights_of_8_bits(True), {"fault": "batch"}, {"concurrency": [3], "new_tokens": 6}),
+    "unrounded": (weights_of_8_bits(False), {"fault": "batch"}, {"concurrency": [3], "new_tokens": 6}),
+    "short": ({}, {"fault": "short"}, {"burst": 4, "concurrency": [2], "new_tokens": 6}),
+    "other_model": ({}, {"fault": "other_model"}, {"concurrency": [2], "new_tokens": 6}),
+}
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, run_harness: Program) -> Path:
-    """Measure a server under two requests at a time, once."""
-    folder = tmp_path_factory.mktemp("measured")
-    result = prepare(folder, run_harness)({}, concurrency=[2], prompt_tokens=[10, 20], new_tokens=6)
-    assert result.returncode == 0, result.stderr
-    return folder
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Measure servers whose times no test is about: all at once, because they mostly wait."""
+    root, started = tmp_path_factory.mktemp("measured"), []
+    for name, (config, options, serving) in MEASURED.items():
+        prepare(root / name, config)
+        command = [*ALONE, *program(root / name, options, serving)]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+    said = [each.communicate()[1] for each in started]
+    assert [each.returncode for each in started] == [0] * len(MEASURED), said
+    return root
 
 
 @pytest.fixture
-def copied(measured: Path, tmp_path: Path) -> Path:
-    """Copy that measurement, to change it."""
-    return shutil.copytree(measured, tmp_path, dirs_exist_ok=True)
+def copied(request: pytest.FixtureRequest, measured: Path, tmp_path: Path) -> Path:
+    """Copy the measurement of a sound server, or of the one that the test names, to change it."""
+    return shutil.copytree(measured / getattr(request, "param", "sound"), tmp_path, dirs_exist_ok=True)
 
 
 def read(tmp_path: Path) -> dict[str, Any]:
@@ -84,7 +106,7 @@ def read(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> None:
-    result = load({}, burst=6, concurrency=[3], rates=[30.0], restarts=2)
+    result = load({}, burst=6, concurrency=[3], rates=[30.0], requests=20, restarts=2)
     assert result.returncode == 0, result.stderr
     found = read(tmp_path)
     assert [each["load"] for each in found["loads"]] == ["burst-6", "concurrency-3", "rate-30"]
@@ -107,23 +129,11 @@ def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> Non
     assert not (tmp_path / ".out.json.work").exists()
 
 
-def rewrite_config(artifact: Path, config: dict[str, Any]) -> None:
-    """Make an artifact one of another config.json, in its manifest too."""
-    (artifact / "config.json").write_text(json.dumps(config))
-    content = json.loads((artifact / "quantmill.json").read_text())
-    content["files"].pop("config.json", None)
-    (artifact / "quantmill.json").write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize("rounds", [False, True])
-def test_rounded_activations_are_judged_by_the_mean(load: Callable, tmp_path: Path, rounds: bool) -> None:
-    groups = {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8} if rounds else None}}
-    config = {"vocab_size": VOCAB, "eos_token_id": EOS, "quantization_config": {"config_groups": groups}}
-    config["text_config"] = {"num_experts": 8 if rounds else 1}
-    rewrite_config(tmp_path / "model/fake", config)
-    assert load({"fault": "batch"}, concurrency=[3]).returncode == 0
-    assert read(tmp_path)["mixture"] is rounds
-    (three,) = read(tmp_path)["loads"]
+@pytest.mark.parametrize("name", ["unrounded", "rounded"])
+def test_rounded_activations_are_judged_by_the_mean(measured: Path, name: str) -> None:
+    rounds, found = name == "rounded", read(measured / name)
+    assert found["mixture"] is rounds
+    (three,) = found["loads"]
     about = {each["fault"]: each["refuses"] for each in three["findings"] if "nats behind" in each["message"]}
     assert about == ({"tokens_moved": False} if rounds else {"batch_dependent": True})
 
@@ -223,10 +233,10 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_killed_program_leaves_no_server(load: Callable, tmp_path: Path) -> None:
+def test_a_killed_program_leaves_no_server(tmp_path: Path) -> None:
     script = "import signal, os, sys, time; time.sleep(4); os.kill(int(sys.argv[1]), signal.SIGKILL)"
-    command = [sys.executable, str(REPO / "tests/helpers/harness/run.py")]
-    command += program(tmp_path, {"times": (0.01, 0, 0.2, 0)}, {"concurrency": [2]})
+    command = [*ALONE, *program(tmp_path, {"times": (0.01, 0, 0.2, 0)}, {"concurrency": [2]})]
+    prepare(tmp_path)
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as killed:
         records = tmp_path / "model/.servers"
         deadline = time.monotonic() + 60
@@ -293,35 +303,34 @@ def test_experts_that_several_users_read_are_unknown(copied: Path) -> None:
     assert "(of a mixture of experts, one)" in why or why.startswith("refused: ")
 
 
-def test_rows_hold_the_figures_or_the_reason(load: Callable, tmp_path: Path) -> None:
-    assert load({"fault": "short"}, burst=4, concurrency=[2]).returncode == 0
-    for each in read(tmp_path)["loads"]:
+@pytest.mark.parametrize("copied", ["short"], indirect=True)
+def test_rows_hold_the_figures_or_the_reason(copied: Path) -> None:
+    for each in read(copied)["loads"]:
         assert "short" in {finding["fault"] for finding in each["findings"] if finding["refuses"]}
-    rows = collect(tmp_path)
+    rows = collect(copied)
     assert [(row["load"], row["slots"]) for row in rows] == [("burst-4", None), ("concurrency-2", 2)]
     for row in rows:
         assert "have fewer tokens than were asked for" in row["refused"]
         assert row["output_tokens_per_second"] is None
         assert row["missing"]["ttft_ms_p50"].startswith("refused: ")
         assert row.keys() >= {column.name for column in LOAD_COLUMNS}
-    results.write_csv(tmp_path / "loads.csv", rows, LOAD_COLUMNS)
-    with (tmp_path / "loads.csv").open() as file:
+    results.write_csv(copied / "loads.csv", rows, LOAD_COLUMNS)
+    with (copied / "loads.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [row["load"] for row in table] == ["burst-4", "concurrency-2"]
     assert table[0]["requests"] == ""
     assert table[0]["gpus"] == "1"
-    (pending,) = collect(tmp_path, pending=["loads"])
+    (pending,) = collect(copied, pending=["loads"])
     assert (pending["load"], pending["missing"]["load"]) == (None, "still to come: the study is running")
-    (other,) = collect(tmp_path, options={"slots": 3})
+    (other,) = collect(copied, options={"slots": 3})
     assert other["missing"]["ttft_ms_p50"] == "was measured with another options; run again"
-    (tmp_path / "log").write_text("error: no memory\n")
-    (failed,) = collect(tmp_path, loads=str(tmp_path / "none.json"))
+    (copied / "log").write_text("error: no memory\n")
+    (failed,) = collect(copied, loads=str(copied / "none.json"))
     assert failed["missing"]["load"] == "failed: no memory"
 
 
-def test_an_answer_is_the_models_own(load: Callable, tmp_path: Path) -> None:
+def test_an_answer_is_the_models_own(measured: Path) -> None:
     """The fake server's table is the reference: with another one every load is refused."""
-    assert load({"fault": "other_model"}, concurrency=[2]).returncode == 0
     assert Model(seed=2).decode(BURST[0], 5) != Model().decode(BURST[0], 5)
-    (row,) = collect(tmp_path)
+    (row,) = collect(measured / "other_model")
     assert "nats behind the likeliest" in row["refused"]
