@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ CLOSED = "http://127.0.0.1:9"
 
 def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
+
+
+def compiled(package: Distribution) -> dict[str, bytes]:
+    """Return a package's bytecode as a zip holds it: each start from the wheel would compile the modules again."""
+    found = {}
+    for path in package.files or []:
+        kept = Path(cache_from_source(str(path.locate()))) if path.suffix == ".py" else None
+        if kept and kept.is_file() and kept.read_bytes()[:4] == MAGIC_NUMBER:
+            unchecked = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)  # PEP 552
+            found[f"{path}c"] = unchecked + kept.read_bytes()[16:]
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +57,7 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         str(path): path.read_binary() for path in pip.files if str(path).startswith("pip/") and path.suffix != ".pyc"
     }
-    wheel = write_wheel(wheels, "pip", pip.version, files)
+    wheel = write_wheel(wheels, "pip", pip.version, files | compiled(pip))
     (folder / "bootstrap.txt").write_text(f"pip=={pip.version} \\\n    --hash=sha256:{digest(wheel)}\n")
     (folder / "probe.in").write_text("probe-top==1.0\nprobe_both # as indexes spell it\n")
     (folder / "probe.txt").write_text(
