@@ -102,12 +102,10 @@ def resolve(pins: Path, target: Target, folder: Path, environment: Mapping[str, 
     """
     output = folder / "requirements.txt"
     command = [*find_uv(pins), "pip", "compile", str(pins), "--generate-hashes", "--quiet", "--no-header"]
-    command += ["--no-annotate", "--output-file", str(output)]
+    command += ["--no-annotate", "--output-file", str(output), "--python", sys.executable]  # or uv asks every Python
     override = pins.with_suffix(".override")
     command += ["--override", str(override)] if override.exists() else []
-    if target.native:
-        command += ["--python", sys.executable]
-    else:
+    if not target.native:
         newest = max((minor for minor in UV_KNOWS if minor <= target.glibc), default=UV_KNOWS[0])
         command += ["--python-platform", f"{target.machine}-manylinux_2_{newest}", "--python-version", target.python]
         command += ["--no-build"]
