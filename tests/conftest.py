@@ -45,7 +45,10 @@ SLOW_UNTIL = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))  # seconds since 1
 NEW_TOKENS = 16  # of the demo's latency
 CALIBRATION = {"samples": 4, "sequence_length": 512}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
-LONG = {"test_loads.py", "test_bundle.py", "test_push.py", "test_killed.py"}  # files of ten seconds or more
+LONG = {  # files of about ten seconds or more, which begin first
+    *("test_loads.py", "test_bundle.py", "test_push.py", "test_killed.py", "test_unsteady.py", "test_download.py"),
+    *("test_refused_gguf.py", "test_create_env.py", "test_fuzz.py", "test_harness.py"),
+}
 HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held
 RUN = """
