@@ -142,18 +142,15 @@ class Header:
         """Read an array of texts."""
         self.position = self.skip(8 * count)  # their lengths alone take these bytes
         starts = array("I", [0]) * count
-        data, empty, start = self.data, bytes(8), self.position
+        data, empty = self.data, bytes(8)
         for number in range(count):  # up to 8 million times in a hostile file
-            starts[number] = start
+            starts[number] = start = self.position
             if (head := data[start : start + 8]) == empty:
-                start += 8
+                self.position += 8
                 continue
             end = start + 8 + int.from_bytes(head, "little")
             if end <= len(data) and end - start <= MAX_TEXT and data[start + 8 : end].isascii():
-                start = end
+                self.position = end
             else:
-                self.position = start
                 self.text(f"{key}[{number}]", MAX_TEXT)
-                start = self.position
-        self.position = start
         return Texts(self.data, starts)
