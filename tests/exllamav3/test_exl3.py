@@ -142,11 +142,11 @@ if pathlib.Path({broken!r}).exists():
 """
 RUN = """
 import sys
-import compile_exllamav3
+from quantmill.exllamav3 import compile
 from quantmill.common.program import run
 if {gpu}:
-    compile_exllamav3.architectures = lambda: "9.0"
-run(compile_exllamav3.main)
+    compile.architectures = lambda: "9.0"
+run(compile.main)
 """
 
 

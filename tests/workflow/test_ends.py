@@ -72,9 +72,9 @@ def test_a_target_that_the_study_does_not_make(root: Path, target: str, line: st
     ("text", "line"),
     [
         ("models: {m: {source: {path: demmo}}}", "models.m.source: there is no folder demmo"),
-        ("models: {m: {source: {random: demo/confg.json}}}", "models.m.source.random: demo/confg.json is not there"),
-        (STUDY + "texts: {evaluation: config/evaluaton.txt}", "texts.evaluation: config/evaluaton.txt is not there"),
-        (STUDY + "interpreters: {tools: /opt/pyhton}", "interpreters.tools: /opt/pyhton is no program"),
+        ("models: {m: {source: {random: demo/confg.json}}}", "models.m.source.random: demo/confg.json does not exist"),
+        (STUDY + "texts: {evaluation: config/evaluaton.txt}", "texts.evaluation: config/evaluaton.txt does not exist"),
+        (STUDY + "interpreters: {tools: /opt/pyhton}", "interpreters.tools: /opt/pyhton is not a program"),
         (STUDY + "llama_cpp: /opt/lama.cpp", "llama_cpp: there is no folder /opt/lama.cpp; name a build of llama.cpp"),
         (
             "models: {m: {source: demo, prebuilt: {x: {path: x.guf, layout: gguf}}}}",
