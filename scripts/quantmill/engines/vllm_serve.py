@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantmill.client import query, stream, words
 from quantmill.client.likelihood import TOP
-from quantmill.common import redaction
 from quantmill.devices import cuda
 from quantmill.engines.served.started import MODEL, Deployable, flags, pin, python
 from quantmill.servers import lifecycle, vllm_settings
@@ -82,9 +80,6 @@ class Engine(Deployable):
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
     def versions(self) -> dict[str, str]:
-        try:
-            version = str(words.parse(query.get(self.target, "/version"), redaction.of())["version"])
-        except (query.Unreachable, *stream.JSON_ERRORS):
-            version = "unknown"
+        version = self.told_version("/version", "version")
         torch = importlib.metadata.version("torch")
         return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}
