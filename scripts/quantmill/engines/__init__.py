@@ -59,6 +59,8 @@ class Engine:
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
+        if "modes" in vars(cls):
+            cls.mode = cls.modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every visible GPU) with `threads` CPU threads.
@@ -171,7 +173,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
     for method in ("decode", "logits", "logits_of_last_tokens", "target_logprobs_batch"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
-        setattr(engine, method, _guard(getattr(engine, method), name, artifact))
+        setattr(engine, method, one_line(name, artifact)(getattr(engine, method)))
     return engine
 
 
@@ -236,16 +238,6 @@ def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Pat
     def run(*inputs: Any) -> Iterator[Any]:
         with one_line(name, artifact):
             yield from call(*inputs)
-
-    return run
-
-
-def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[..., Any]:
-    """Return an engine's method, whose failures become one line."""
-
-    def run(*inputs: Any) -> Any:
-        with one_line(name, artifact):
-            return call(*inputs)
 
     return run
 

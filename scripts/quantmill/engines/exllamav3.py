@@ -44,7 +44,6 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches"})
     modes = ("generator",)
-    mode = modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device != "cuda":

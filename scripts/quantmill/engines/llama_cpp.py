@@ -27,7 +27,6 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
-    mode = modes[0]
 
     def __init__(
         self,
@@ -81,9 +80,8 @@ class Engine(engines.Engine):
             if level >= 3 or FLASH_LINE.search(line):  # warnings and errors
                 sys.stderr.write(line)
 
-        self.callback = self.lib.llama_log_callback(
-            keep
-        )  # a reference, or it would be freed while the library calls it
+        # a reference, or it would be freed while the library calls it
+        self.callback = self.lib.llama_log_callback(keep)
         self.lib.llama_log_set(self.callback, ctypes.c_void_p(0))
 
     def last_error(self) -> str:

@@ -31,7 +31,6 @@ class Engine(engines.Engine):
 
     capabilities = frozenset()
     modes = ("MLC-LLM",)
-    mode = modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int, mode: str = "interactive") -> None:
         said = shards.read_json(artifact / CONFIG)

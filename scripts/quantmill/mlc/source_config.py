@@ -187,10 +187,7 @@ def _scaling(parameters: Any, path: Path) -> dict[str, Any] | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(
-            f"{path}: rope_scaling of type {kind!r:.60} is not modelled for MLC, only llama3; "
-            "leave mlc out of this model's formats"
-        )
+        raise _refuse(path, f"rope_scaling of type {kind!r:.60} is not modelled for MLC, only llama3")
     missing = [key for key in LLAMA3 if type(parameters.get(key)) not in (int, float)]
     if missing:
         raise UserError(f"{path}: rope_scaling of type llama3 lacks {', '.join(missing)}; download it again")

@@ -58,7 +58,7 @@ class Started(Served):
         folder = artifact.parent / ".servers"
         folder.mkdir(exist_ok=True)
         for record in folder.glob(f"{name}-{settings}-*.json"):
-            if not _runs(record.stem.rpartition("-")[2]):
+            if not Path("/proc", record.stem.rpartition("-")[2]).exists():  # its process has ended
                 lifecycle.wait_for_last(name, record)
                 record.unlink(missing_ok=True)
         self.log = folder / f"{name}-{settings}-{os.getpid()}.log"
@@ -152,11 +152,6 @@ def pin(file: str, package: str) -> str:
     found = re.search(rf"^{package}==([\w.]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert found, path
     return found[1]
-
-
-def _runs(pid: str) -> bool:
-    """Return whether a process of this machine has this id."""
-    return Path("/proc", pid).exists()
 
 
 def underscored(options: Mapping[str, Any]) -> dict[str, Any]:
