@@ -50,7 +50,8 @@ class Engine:
     mode: str  # the one in use, `modes[0]` at first; set it to choose another
     here: bool = True  # whether it is known to run on this machine, so that the device here is its own
     stop_ids: list[int]  # end-of-sequence tokens, which it never chooses
-    can_end: ClassVar[bool] = False  # whether `allow_eos` has an effect, which is `may_end`
+    goes_on: ClassVar[bool] = False  # whether it decodes on after one, so that `allow_eos` need only empty `stop_ids`
+    can_end: ClassVar[bool] = False  # whether `allow_eos` has another effect, which is `may_end`
     may_end: bool = False
     environment: Mapping[str, str] = {}  # environment variables that the run sets
     threads: int | None = None  # CPU threads in use, where that is another number than it was given
@@ -108,7 +109,9 @@ class Engine:
         """Let `decode` choose end-of-sequence tokens from now on, and return whether it can. It may end after one or go
         on; the caller stops at the first."""
         self.may_end = self.can_end
-        return self.can_end
+        if self.goes_on:
+            self.stop_ids = []
+        return self.can_end or self.goes_on
 
     def processes(self) -> set[int]:
         """Return the ids of the engine's own processes without their children; none where they run on another

@@ -27,6 +27,7 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
+    goes_on = True
 
     def __init__(
         self,
@@ -176,10 +177,6 @@ class Engine(engines.Engine):
             self._fill([(token, start + place, 0, True) for place, token in enumerate(part)])
             self._calculate()
             yield self._rows(len(part)).copy()
-
-    def allow_eos(self) -> bool:
-        self.stop_ids = []
-        return True
 
     def weight_bytes(self) -> int:
         return files.bytes_per_token(gguf_file.read_all(self.file))

@@ -2,13 +2,14 @@
 
 import importlib.metadata
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from quantmill.client.likelihood import TOP
 from quantmill.devices import cuda
-from quantmill.engines.served.started import MODEL, Deployable, flags, pin, python
+from quantmill.engines.served.started import MODEL, Deployable, flags, pin
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
@@ -45,7 +46,7 @@ class Engine(Deployable):
         cards = cuda.count() if device == "cuda" else 0
         place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         theirs = sorted(lifecycle.divide_processors()[1])[:threads]
-        argv = [*python(), *self.words(artifact, place, cards, threads, options)]
+        argv = [sys.executable, *self.words(artifact, place, cards, threads, options)]
         return argv, vllm_settings.environment(cards, theirs) | vllm_settings.SOCKETS
 
     @staticmethod

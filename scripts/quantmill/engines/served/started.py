@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -169,11 +168,6 @@ def flags(options: Mapping[str, Any]) -> list[str]:
         else:
             found += [f"--{flag}", json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
     return found
-
-
-def python() -> list[str]:
-    """Return this environment's interpreter, for servers that are Python programs."""
-    return [sys.executable]
 
 
 def deployable(engine: str) -> type[Deployable] | None:
