@@ -28,7 +28,6 @@ from quantmill.engines.quantmill_tvm import CudaSession
 from quantmill.mlc import architecture, cuda_attention, cuda_products, cuda_vectors, library, source_config
 from quantmill.mlc.cuda_matrices import Launch
 from quantmill.mlc.cuda_products import Block
-from quantmill.mlc.rope import frequencies
 
 VARIANTS = ("16x2", "16x1", "8x3", "8x4", "8x2", "4x6")
 BLOCKS = ("2x2x2x2x8x4", "4x2x1x2x8x4", "4x2x1x2x8x3", "2x2x2x1x8x4", "2x2x2x1x4x4")
@@ -78,7 +77,7 @@ def attention(bench: Bench, shape: architecture.Architecture) -> None:
     )
     capacity, share = 4096, heads // kv_heads
     function = bench.compile({"f": cuda_attention.attend_one(layers, heads, kv_heads, size)})["f"]
-    frequency = frequencies(shape)
+    frequency = shape.frequencies()
     qkv = RANDOM.normal(0, 1, (1, 1, (heads + 2 * kv_heads) * size)).astype(np.float16)
     one_layer = [RANDOM.normal(0, 1, (kv_heads, capacity, size)).astype(np.float16) for _ in range(2)]
     cache = [bench.tensor(np.broadcast_to(array, (layers, *array.shape)).copy()) for array in one_layer]

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from quantmill.build.quantizer.experts import Counts  # noqa: E402
+from quantmill.build.count_experts import Counts  # noqa: E402
 from quantmill.checkpoint import headers, shards  # noqa: E402
 from quantmill.common import remote_code  # noqa: E402
 from quantmill.common.program import UserError  # noqa: E402

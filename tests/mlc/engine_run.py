@@ -30,7 +30,7 @@ if options.gpu_model:
 import numpy as np  # noqa: E402
 
 from quantmill import engines  # noqa: E402
-from quantmill.mlc import architecture, tensor_cache  # noqa: E402
+from quantmill.mlc import architecture, shards  # noqa: E402
 
 ids = json.loads(options.ids.read_text())
 if options.gpu_model:
@@ -50,7 +50,7 @@ if options.gpu_model:
     machine = VirtualMachine(tvm.compile(module, library.cpu_target()), tvm.cpu())
     bias = np.zeros(shape.vocab_size, np.float32)
     bias[served.stop_ids] = -np.inf
-    arrays = tensor_cache.read(options.artifact, shape.parameters())
+    arrays = shards.read(options.artifact, shape.parameters())
     session = CudaSession(machine, tvm.cpu(), shape, arrays, bias)
     session.start(len(ids))
     half = len(ids) // 2

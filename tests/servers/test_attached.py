@@ -41,7 +41,10 @@ def test_attached_servers_have_transcripts_and_documentation() -> None:
     known = {read(path.stem)["engine"]: path.stem for path in TRANSCRIPTS}
     assert set(known) == set(SERVERS)
     for name, server in SERVERS.items():
-        assert f"| `{name}` |" in page
+        rows = [line.replace("`", "") for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert len(rows) == (1 if name == "openai" else 2)  # how it is spoken to, and the command that starts it
+        _, _, option = server.cache_off.partition("start it with ")
+        assert option in rows[-1]
         assert server.dialect in DIALECTS
     for path in TRANSCRIPTS:
         transcript = read(path.stem)

@@ -55,7 +55,9 @@ class Converter(TransformersConverter):
                 setattr(spec.config, name, "")
         if epsilon := getattr(config, "rms_norm_eps", None):
             spec.config.layer_norm_epsilon = epsilon
-        spec.register_vocabulary(vocabulary(self.tokenizer, config.vocab_size))
+        named = {number: token for token, number in self.tokenizer.get_vocab().items()}
+        # tokens are found by place, so one is made up where the tokenizer has none
+        spec.register_vocabulary([named.get(number, f"<extra_id_{number}>") for number in range(config.vocab_size)])
         for layer in spec.decoder.layer:
             complete_attention(layer.self_attention, config, self.rope)
         return spec
@@ -96,12 +98,6 @@ def check_support(config: Any) -> None:
             raise ValueError(f"it has no {name}")
     if config.model_type in SWISH_ALONE and config.hidden_act not in ("silu", "swish"):
         raise ValueError(f"its {config.model_type} has no hidden_act {config.hidden_act}, only silu")
-
-
-def vocabulary(found: Any, size: int) -> list[str]:
-    """Return a token for each id below `size`, made up where the tokenizer has none: tokens are found by place."""
-    named = {number: token for token, number in found.get_vocab().items()}
-    return [named.get(number, f"<extra_id_{number}>") for number in range(size)]
 
 
 def complete_attention(attention: Any, config: Any, rope: dict[str, Any]) -> None:

@@ -27,10 +27,7 @@ from quantmill.common import manifest
 from quantmill.common.atomic import clone_or_copy, share, write_atomically
 from quantmill.common.program import UserError
 
-OUTSIDE = (
-    "rope_theta",
-    "partial_rotary_factor",
-)  # which transformers 4 has outside rope_scaling
+OUTSIDE = ("rope_theta", "partial_rotary_factor")  # which transformers 4 has outside rope_scaling
 
 
 def both_spellings(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -116,10 +113,8 @@ def main() -> None:
         total = sum(sizes.values())
         if (options.src / shards.INDEXES["safetensors"]).exists():
             (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
-        words = portable.config(source.config()) | {
-            "dtype": "bfloat16" if any(tensors[name].is_weight for name in kept) else "float16"
-        }
-        config = both_spellings(words, options.src / "config.json")
+        dtype = "bfloat16" if any(tensors[name].is_weight for name in kept) else "float16"
+        config = both_spellings(portable.config(source.config()) | {"dtype": dtype}, options.src / "config.json")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for path in source.others():
             if path.name != "config.json":

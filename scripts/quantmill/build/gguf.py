@@ -50,16 +50,11 @@ def pre_tokenizer(folder: Path, origin: dict[str, Any], options: Namespace) -> s
     tokens = Tokens.read(options.evaluation)
     if tokens.text_sha256 != hashlib.sha256(text.encode()).hexdigest():
         raise UserError(f"{options.text}: is not the text of {options.evaluation}")
-    return find_pre(options.src, folder, options.name, text, tokens.ids)
-
-
-def find_pre(source: Path, folder: Path, name: str, text: str, ids: list[int]) -> str:
-    """Return the pre-tokenizer to convert with, proved on a text."""
-    names = vocabulary.candidates(source / "tokenizer.json")
+    names = vocabulary.candidates(options.src / "tokenizer.json")
     file = folder / "vocabulary.gguf"
-    convert(source, file, "f16", name, names[0], "--vocab-only")
+    convert(options.src, file, "f16", options.name, names[0], "--vocab-only")
     try:
-        return vocabulary.prove(file, text, ids, names) or names[0]
+        return vocabulary.prove(file, text, tokens.ids, names) or names[0]
     finally:
         file.unlink()
 
@@ -85,14 +80,6 @@ def quantize(out: Path, options: Namespace) -> dict[str, Any]:
     return parameters
 
 
-def read_parameters(options: Namespace) -> None:
-    """Set `type` and `bits` of the options from the parameters. A mixture's `size` is a type or bits a weight."""
-    given = check_parameters(options.parameters, (), ("type", "imatrix", "size"))
-    size = given.get("size")
-    options.bits = None if isinstance(size, str) else size
-    options.type = given.get("type") or (size if isinstance(size, str) else "q4_k_m")
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--name", default="model", help="of the model, for the file's metadata")
@@ -102,7 +89,10 @@ def main() -> None:
     arguments.add_argument("--imatrix", type=Path, help="what build.imatrix wrote")
     arguments.add_argument("--sensitivity", type=Path, help="what build.gguf_sensitivity wrote, to choose types by")
     options = arguments.parse_args()
-    read_parameters(options)
+    given = check_parameters(options.parameters, (), ("type", "imatrix", "size"))
+    size = given.get("size")  # of a mixture: a type, or bits a weight
+    options.bits = None if isinstance(size, str) else size
+    options.type = given.get("type") or (size if isinstance(size, str) else "q4_k_m")
     if not options.base and options.type not in CONVERTED:
         raise UserError(f"type {options.type}: llama.cpp's converter writes {', '.join(CONVERTED)}; name a --base")
     if options.sensitivity and not (options.base and options.imatrix):

@@ -31,13 +31,10 @@ def quantize(task: BuildTask) -> None:
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
     save_file({name: tensor.clone() for name, tensor in state.items()}, task.saved / "model.safetensors")
-    words = {"quant_method": "hqq", "quant_config": _plain(config), "skip_modules": [*KEPT]}
+    plain = json.loads(json.dumps(config, default=lambda value: str(value).removeprefix("torch.")))
+    words = {"quant_method": "hqq", "quant_config": plain, "skip_modules": [*KEPT]}
     content = model.config.to_dict() | {"quantization_config": words}
     (task.saved / "config.json").write_text(json.dumps(content, default=str), encoding="utf-8")
-
-
-def _plain(config: object) -> dict[str, object]:
-    return json.loads(json.dumps(config, default=lambda value: str(value).removeprefix("torch.")))
 
 
 main = Tool(

@@ -30,11 +30,6 @@ LIBRARY = "model_lib.so"
 PROJECT = PACKAGE.parents[1] / "pyproject.toml"
 
 
-def quantmill_version() -> str:
-    """Return Quantmill's version."""
-    return tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
-
-
 def choose_tool(tool: str, python: Path | None) -> str:
     """Return `mlc_llm` or `builtin`. Raises `UserError` if mlc_llm is asked for and does not work."""
     if tool == "builtin" or (tool == "auto" and python is None):
@@ -89,7 +84,8 @@ def main() -> None:
             version = mlc_llm_tool.version(options.mlc_llm_python)
         else:
             build(folder, source, config, quantization)
-            version = f"{quantmill_version()}, numpy {np.__version__}"
+            own = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["version"]
+            version = f"{own}, numpy {np.__version__}"
         if options.library:
             clone_or_copy(options.library, folder / LIBRARY)
         finish(

@@ -54,25 +54,19 @@ def check_replies(replies: Sequence[Reply], asked: Sequence[LoadRequest]) -> lis
     """Check that every request has a whole answer of the requested length."""
     found = [*_check_failures(replies)]
     good = [reply for reply in replies if reply.ok]
-    pairs = [(reply, asked[reply.number].new_tokens, _tokens(reply, asked)) for reply in good]
-    counted = [(reply, wanted, tokens) for reply, wanted, tokens in pairs if tokens is not None]
-    stopped = [reply for reply, _, _ in pairs if reply.finish != "length"]
+    stopped = [reply for reply in good if reply.finish != "length"]
     if stopped:
         word = Counter(reply.finish for reply in stopped).most_common(1)[0][0]
-        found.append(
-            Finding(
-                "ended_early",
-                f"{_of(stopped, good)} ended with {word!r} instead of 'length': the server does not ignore the end of "
-                "sequence",
-            )
-        )
-    rest = [each for each in counted if each[0].finish == "length"]
+        message = f"{_of(stopped, good)} ended with {word!r} instead of 'length'"
+        found.append(Finding("ended_early", f"{message}: the server does not ignore the end of sequence"))
+    pairs = [(asked[reply.number].new_tokens, _tokens(reply, asked)) for reply in good if reply.finish == "length"]
+    rest = [(wanted, tokens) for wanted, tokens in pairs if tokens is not None]
     for fault, word, wrong in (
-        ("short", "fewer", [each for each in rest if each[2] < each[1]]),
-        ("long", "more", [each for each in rest if each[2] > each[1]]),
+        ("short", "fewer", [each for each in rest if each[1] < each[0]]),
+        ("long", "more", [each for each in rest if each[1] > each[0]]),
     ):
         if wrong:
-            _, wanted, tokens = wrong[0]
+            wanted, tokens = wrong[0]
             message = f"{_of(wrong, good)} have {word} tokens than were asked for: {tokens} of {wanted} in one of them"
             found.append(Finding(fault, message))
     if any(reply.tokens is None for reply in good):

@@ -8,8 +8,7 @@ import asyncio
 import errno
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantmill.client.connection import LOST, NO_FILES, Connection, Exchange, Room
@@ -86,7 +85,10 @@ async def send(
     if isinstance(load, Open) and len(load.times) != len(requests):
         raise ValueError(f"a schedule of {len(load.times)} times for {len(requests)} requests")
     client = _Client(target, requests, connect, clock)
-    with _no_garbage_collection():
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()  # it takes half a second with a million objects
+    try:
         at_once = load.slots if isinstance(load, Closed) else load.times.count(0.0)
         await client.open_connections(min(at_once, len(requests)))
         watch = asyncio.ensure_future(client.watch())
@@ -97,6 +99,9 @@ async def send(
             watch.cancel()
             client.close()
         end, cpu, step = clock(), time.process_time() - cpu, calendar() - clock() - step
+    finally:
+        if collects:
+            gc.enable()
     exchanges = [client.exchanges[number] for number in range(len(requests))]
     stalls = client.stall_seconds, client.longest_stall
     return Recording(exchanges, start, end, cpu, *stalls, step, client.reusable)
@@ -193,16 +198,3 @@ class _Client:
         """Close every connection."""
         for connection in self.connections:
             connection.close()
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off: it takes half a second with a million objects."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

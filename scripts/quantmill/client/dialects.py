@@ -32,12 +32,7 @@ class Dialect:
 
 
 def _completions_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    return {"prompt": prompt, "return_token_ids": True, **_openai(model, new_tokens, stream)}
-
-
-def _openai(model: str, new_tokens: int, stream: bool) -> dict[str, Any]:
-    body = {"model": model, "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True, "stream": stream}
-    return body | ({"stream_options": {"include_usage": True}} if stream else {})
+    return _extended_body(model, prompt, new_tokens, stream) | {"return_token_ids": True}
 
 
 def _llama_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
@@ -55,7 +50,7 @@ def _bare_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dic
 
 
 def _extended_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:
-    return {"prompt": prompt, **_openai(model, new_tokens, stream)}
+    return _plain_body(model, prompt, new_tokens, stream) | {"ignore_eos": True}
 
 
 def _tgi_body(model: str, prompt: Prompt, new_tokens: int, stream: bool) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Engine:
     mode: str  # the one in use, `modes[0]` at first; set it to choose another
     here: bool = True  # whether it is known to run on this machine, so that the device here is its own
     stop_ids: list[int]  # end-of-sequence tokens, which it never chooses
-    can_end: ClassVar[bool] = False  # whether `allow_eos` has an effect, which is `may_end`
+    goes_on: ClassVar[bool] = False  # whether it decodes on after one, so that `allow_eos` need only empty `stop_ids`
+    can_end: ClassVar[bool] = False  # whether `allow_eos` has another effect, which is `may_end`
     may_end: bool = False
     environment: Mapping[str, str] = {}  # environment variables that the run sets
     threads: int | None = None  # CPU threads in use, where that is another number than it was given
@@ -59,6 +60,8 @@ class Engine:
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
+        if "modes" in vars(cls):
+            cls.mode = cls.modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         """Load `artifact` on `device` (`cpu`, or `cuda`: every visible GPU) with `threads` CPU threads.
@@ -106,7 +109,9 @@ class Engine:
         """Let `decode` choose end-of-sequence tokens from now on, and return whether it can. It may end after one or go
         on; the caller stops at the first."""
         self.may_end = self.can_end
-        return self.can_end
+        if self.goes_on:
+            self.stop_ids = []
+        return self.can_end or self.goes_on
 
     def processes(self) -> set[int]:
         """Return the ids of the engine's own processes without their children; none where they run on another
@@ -171,7 +176,7 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
     for method in ("decode", "logits", "logits_of_last_tokens", "target_logprobs_batch"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
     for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
-        setattr(engine, method, _guard(getattr(engine, method), name, artifact))
+        setattr(engine, method, one_line(name, artifact)(getattr(engine, method)))
     return engine
 
 
@@ -236,16 +241,6 @@ def _guard_iterator(call: Callable[..., Iterator[Any]], name: str, artifact: Pat
     def run(*inputs: Any) -> Iterator[Any]:
         with one_line(name, artifact):
             yield from call(*inputs)
-
-    return run
-
-
-def _guard(call: Callable[..., Any], name: str, artifact: Path) -> Callable[..., Any]:
-    """Return an engine's method, whose failures become one line."""
-
-    def run(*inputs: Any) -> Any:
-        with one_line(name, artifact):
-            return call(*inputs)
 
     return run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.checkpoint import shards
-from quantmill.client import client, query, stream, words
+from quantmill.client import client, stream, words
 from quantmill.client.dialects import Prompt
 from quantmill.client.text_prompts import Texts
 from quantmill.client.words import Expected
@@ -83,7 +83,8 @@ class Engine(Served):
                 raise
             return False, wanted
         try:
-            names = self.names(words.parse(answer, redaction.of(self.target.token)))
+            content, named = words.parse(answer, redaction.of(self.target.token)), self.server.named
+            names = [content[named]] if named else [each["id"] for each in content["data"]]
             if not all(isinstance(each, str) and 0 < len(each) <= words.MAX_WORD for each in names):
                 raise TypeError
         except stream.JSON_ERRORS:
@@ -98,13 +99,6 @@ class Engine(Served):
                 f"{self.target.url}: it serves {served}, not {wanted}; correct the option model, or its url"
             )
         return True, wanted or names[0]
-
-    def names(self, answer: Any) -> list[Any]:
-        """Return the models' names in the answer to the path `models`. Raises KeyError or TypeError where it holds
-        none."""
-        if self.server.named:
-            return [answer[self.server.named]]
-        return [each["id"] for each in answer["data"]]
 
     def more(self, n: int) -> dict[str, Any]:
         return dict(self.server.more)
@@ -125,6 +119,12 @@ class Engine(Served):
             raise Contradiction(
                 f"{self.where()}: another model is served: its text is not that of its ids by {self.artifact}"
             )
+
+    def spread(self, reply: stream.Reply, n: int) -> None:
+        told = reply.usage.new_tokens
+        if self.server.recounts and told is not None and abs(told - n) <= max(2, n // 10):
+            reply.usage, reply.finish = reply.usage._replace(new_tokens=n), "length"
+        super().spread(reply, n)
 
     def prompt(self, ids: list[int]) -> Prompt:
         return ids if self.takes_ids else self.texts.text(ids)
@@ -164,20 +164,10 @@ class Engine(Served):
         if not self.takes_ids:
             others = len(self.texts.reread)
             sent = "text" + (f", {others} of which it reads as other ids, as many" if others else "")
-        told = {self.name: self.told_version(), "model": Path(self.model).name, "prompts": sent}  # without its path
+        version = self.told_version(*self.server.version) if self.server.version else "unknown"
+        told = {self.name: version, "model": Path(self.model).name, "prompts": sent}  # without its path
         told |= {} if self.takes_ids or self.proved else {"prompts' ids": "not told"}
         return told | ({listeners.DISTURBANCE: self.unknown} if self.unknown else {})
-
-    def told_version(self) -> str:
-        """Return its version; `unknown` where it does not report one."""
-        if self.server.version is None:
-            return "unknown"
-        path, key = self.server.version
-        try:
-            said = words.parse(query.get(self.target, path), redaction.of(self.target.token))[key]
-        except (query.Unreachable, *stream.JSON_ERRORS):
-            return "unknown"
-        return printable(said)[:100] if isinstance(said, str) else "unknown"
 
 
 def _token(variable: str | None) -> str | None:

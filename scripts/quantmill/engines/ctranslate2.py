@@ -50,7 +50,6 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches"})
     modes = ("greedy search",)
-    mode = modes[0]
     can_end = True  # it ends after one
 
     def __init__(self, artifact: Path, device: str, threads: int, compute_type: str = "default") -> None:

@@ -44,7 +44,7 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches"})
     modes = ("generator",)
-    mode = modes[0]
+    goes_on = True
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         if device != "cuda":
@@ -104,10 +104,6 @@ class Engine(engines.Engine):
     def logits(self, ids: list[int]) -> Iterator[Any]:
         for chunk in self._forward(ids).split(engines.chunk_positions(self.vocab_size)):
             yield chunk.float()
-
-    def allow_eos(self) -> bool:
-        self.stop_ids = []
-        return True
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)

@@ -27,7 +27,7 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"logits", "batches", "multi_gpu"})
     modes = ("greedy",)
-    mode = modes[0]
+    goes_on = True
 
     def __init__(
         self,
@@ -81,9 +81,8 @@ class Engine(engines.Engine):
             if level >= 3 or FLASH_LINE.search(line):  # warnings and errors
                 sys.stderr.write(line)
 
-        self.callback = self.lib.llama_log_callback(
-            keep
-        )  # a reference, or it would be freed while the library calls it
+        # a reference, or it would be freed while the library calls it
+        self.callback = self.lib.llama_log_callback(keep)
         self.lib.llama_log_set(self.callback, ctypes.c_void_p(0))
 
     def last_error(self) -> str:
@@ -178,10 +177,6 @@ class Engine(engines.Engine):
             self._fill([(token, start + place, 0, True) for place, token in enumerate(part)])
             self._calculate()
             yield self._rows(len(part)).copy()
-
-    def allow_eos(self) -> bool:
-        self.stop_ids = []
-        return True
 
     def weight_bytes(self) -> int:
         return files.bytes_per_token(gguf_file.read_all(self.file))

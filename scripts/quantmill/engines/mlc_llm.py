@@ -31,7 +31,7 @@ class Engine(engines.Engine):
 
     capabilities = frozenset()
     modes = ("MLC-LLM",)
-    mode = modes[0]
+    goes_on = True
 
     def __init__(self, artifact: Path, device: str, threads: int, mode: str = "interactive") -> None:
         said = shards.read_json(artifact / CONFIG)
@@ -81,19 +81,10 @@ class Engine(engines.Engine):
             told = min(len(self.came), n)
         self.engine.reset()  # drop the rest of the request
 
-    def allow_eos(self) -> bool:
-        self.stop_ids = []
-        return True
-
     def versions(self) -> dict[str, str]:
-        return {"mlc_llm": next(filter(None, map(_version, ("mlc-llm", "mlc-llm-nightly"))), "unknown")}
+        names = ("mlc-llm", "mlc-llm-nightly")
+        found = (each.version for name in names for each in importlib.metadata.distributions(name=name))
+        return {"mlc_llm": next(found, "unknown")}
 
     def close(self) -> None:
         del self.engine
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

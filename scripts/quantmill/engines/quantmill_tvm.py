@@ -27,7 +27,7 @@ from quantmill import engines
 from quantmill.common.program import UserError, first_line
 from quantmill.devices import cpu
 from quantmill.engines.decoding.cuda_stream import Stream
-from quantmill.mlc import architecture, cpu_layout, tensor_cache
+from quantmill.mlc import architecture, cpu_layout, shards
 
 LIBRARY = "model_lib.so"
 TILE = 64  # positions; capacities are multiples of it (`mlc.cpu_attention.KEYS`)
@@ -38,7 +38,6 @@ class Engine(engines.Engine):
     """See `engines.Engine`."""
 
     modes = ("compiled",)
-    mode = modes[0]
 
     def __init__(self, artifact: Path, device: str, threads: int) -> None:
         served = architecture.of_artifact(artifact)
@@ -56,7 +55,7 @@ class Engine(engines.Engine):
         bias = np.zeros(self.shape.vocab_size, np.float32)
         self.stop_ids = served.stop_ids
         bias[self.stop_ids] = -np.inf
-        arrays = tensor_cache.read(artifact, self.shape.parameters())
+        arrays = shards.read(artifact, self.shape.parameters())
         session = CudaSession if device == "cuda" else CpuSession
         self.session = session(machine, tvm_device, self.shape, arrays, bias)
         self.compute_type = session.compute_type

@@ -7,13 +7,14 @@ the largest one. Other rooms ask for this class, so libraries of its environment
 
 import importlib.metadata
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from quantmill.client.dialects import Prompt
 from quantmill.common.program import UserError
-from quantmill.engines.served.started import Started, flags, python
+from quantmill.engines.served.started import Started, flags
 
 
 class Engine(Started):
@@ -37,7 +38,7 @@ class Engine(Started):
         # float16 is many times slower on a CPU, where other engines calculate in float32
         settings = {"dtype": "float16" if device == "cuda" else "float32", **options}
         self.compute_type = str(settings["dtype"])
-        argv = [*python(), "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
+        argv = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--device", device, *flags(settings)]
         return argv, {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 

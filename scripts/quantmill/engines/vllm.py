@@ -37,7 +37,6 @@ class Engine(engines.Engine):
 
     capabilities = frozenset({"target_logprobs", "batches", "multi_gpu", "own_threads"})
     modes = ("vLLM",)
-    mode = modes[0]
     can_end = True  # it ends after one, and returns it
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:

@@ -2,15 +2,14 @@
 
 import importlib.metadata
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quantmill.client import query, stream, words
 from quantmill.client.likelihood import TOP
-from quantmill.common import redaction
 from quantmill.devices import cuda
-from quantmill.engines.served.started import MODEL, Deployable, flags, pin, python
+from quantmill.engines.served.started import MODEL, Deployable, flags, pin
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
 
@@ -47,7 +46,7 @@ class Engine(Deployable):
         cards = cuda.count() if device == "cuda" else 0
         place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         theirs = sorted(lifecycle.divide_processors()[1])[:threads]
-        argv = [*python(), *self.words(artifact, place, cards, threads, options)]
+        argv = [sys.executable, *self.words(artifact, place, cards, threads, options)]
         return argv, vllm_settings.environment(cards, theirs) | vllm_settings.SOCKETS
 
     @staticmethod
@@ -82,9 +81,6 @@ class Engine(Deployable):
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
 
     def versions(self) -> dict[str, str]:
-        try:
-            version = str(words.parse(query.get(self.target, "/version"), redaction.of())["version"])
-        except (query.Unreachable, *stream.JSON_ERRORS):
-            version = "unknown"
+        version = self.told_version("/version", "version")
         torch = importlib.metadata.version("torch")
         return {"vllm": version, "torch": torch, **self.said, "arguments": self.arguments}

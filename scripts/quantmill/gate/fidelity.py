@@ -105,10 +105,8 @@ def check(
     """
     if expected["places"] != found.places:
         raise UserError("the expected predictions are of other positions; delete expected.json and build again")
-    each, limit = (
-        divergence(expected, found),
-        tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0)),
-    )
+    each = divergence(expected, found)
+    limit = tolerance(compute_type, expected["compute_type"], expected.get("rounding", 0))
     if each.mean() <= limit:
         return {"divergence": float(each.mean()), "tolerance": limit, "against": expected["against"]}
     ours, due = float(np.exp(found.nll[: count_positions(text)].mean())), expected["compared_perplexity"]
@@ -121,17 +119,13 @@ def check(
 
 def extent(beyond: np.ndarray, text: teacher_forcing.Text) -> str:
     """Say in words which of the compared positions are wrong: all, or from one of a window on."""
-    firsts = []
-    numbers = places(text)
-    start = 0
+    wrong, firsts, start = np.array(places(text))[beyond], [], 0
     for window in text.windows[:WINDOWS]:
-        scored = window.last - window.first
-        mine = [place - start for place in numbers if start <= place < start + scored]
-        wrong = [place for place, bad in zip(mine, beyond[: len(mine)], strict=True) if bad]
-        beyond = beyond[len(mine) :]
-        start += scored
-        if wrong:
-            firsts.append(window.first - window.start + wrong[0])
+        end = start + window.last - window.first
+        inside = wrong[(start <= wrong) & (wrong < end)]
+        if len(inside):
+            firsts.append(window.first - window.start + int(inside[0]) - start)
+        start = end
     if not firsts:
         return "a little at many positions"
     return f"from position {min(firsts)} of a window on"

@@ -25,9 +25,8 @@ from quantmill.layouts import Layer, Reading, Unread, read_layers
 
 BLOCK, TILE = 128, 16
 RATES = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)  # bits a weight
-HALVES = (
-    np.array([0x1EEE, 0xC931], "<u2").view("<f2").astype(np.float64)
-)  # of mul1: what the sum is multiplied by, and added
+# of mul1: what the sum is multiplied by, and added
+HALVES = np.array([0x1EEE, 0xC931], "<u2").view("<f2").astype(np.float64)
 PARTS = r"trellis|suh|svh|su|sv|mcg|mul1"
 
 

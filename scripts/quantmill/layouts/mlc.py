@@ -11,7 +11,7 @@ import numpy as np
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.layouts import Reading, Unread, nibbles
-from quantmill.mlc import parameters, source_config, tensor_cache
+from quantmill.mlc import parameters, shards, source_config
 from quantmill.mlc.quantize import GROUP
 
 
@@ -20,7 +20,7 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     config = source_config.read(source.config(), source.folder / "config.json")
     found = parameters.find(source, config, parameters.LAYOUTS["q4f16_1"])
     wanted = {name: kind for parameter in found for name, kind in parameter.stored().items()}
-    arrays = tensor_cache.read(artifact, wanted)
+    arrays = shards.read(artifact, wanted)
     places = {}  # of the source's tensors: the parameter that holds it, and its first row there
     for parameter in found:
         row = 0

@@ -45,25 +45,18 @@ def round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None, t
     rows, columns = weights.shape
     size = max(1, CHUNK // columns)
     out = np.empty((rows, columns), np.float32)
+    given = None if importance is None else np.ascontiguousarray(importance, np.float32)
+    pointer = None if given is None else given.ctypes.data
+    number, lib = NUMBERS[type_], library()
+    gguf: Any = llamacpp.gguf()
 
     def one(low: int) -> None:
-        out[low : low + size] = _round_trip(weights[low : low + size], type_, importance)
+        part = np.ascontiguousarray(weights[low : low + size], np.float32)
+        raw = np.empty((len(part), nbytes(type_, (columns,))), np.uint8)
+        written = lib.ggml_quantize_chunk(number, part.ctypes.data, raw.ctypes.data, 0, len(part), columns, pointer)
+        assert written == raw.nbytes
+        out[low : low + size] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))
 
     with ThreadPoolExecutor(threads) as workers:
         list(workers.map(one, range(0, rows, size)))
     return out
-
-
-def _round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None) -> np.ndarray:
-    """Do it in this thread."""
-    weights = np.ascontiguousarray(weights, np.float32)
-    rows, columns = weights.shape
-    raw = np.empty((rows, nbytes(type_, (columns,))), np.uint8)
-    given = None if importance is None else np.ascontiguousarray(importance, np.float32)
-    number = NUMBERS[type_]
-    written = library().ggml_quantize_chunk(
-        number, weights.ctypes.data, raw.ctypes.data, 0, rows, columns, None if given is None else given.ctypes.data
-    )
-    assert written == raw.nbytes
-    gguf: Any = llamacpp.gguf()
-    return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(number))

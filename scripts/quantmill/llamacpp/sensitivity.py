@@ -1,8 +1,6 @@
 """Divergence of a model's predictions when one of its matrices changes."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +75,7 @@ class Model:
 
     def _resume(self, number: int, start: int) -> torch.Tensor:
         """Log-probabilities [positions, vocabulary] of a window; layers before `start` return their first outputs."""
-        with self._replayed(number, start):
-            return self._predict(self.windows[number])
 
-    @contextmanager
-    def _replayed(self, number: int, start: int) -> Iterator[None]:
         def replay(output: Any, *_: Any, **__: Any) -> Any:
             return output
 
@@ -89,7 +83,7 @@ class Model:
         for layer, outputs in skipped:
             layer.forward = partial(replay, outputs[number])
         try:
-            yield
+            return self._predict(self.windows[number])
         finally:
             for layer, _ in skipped:
                 del layer.forward

@@ -1,8 +1,11 @@
 """The architecture that a model library is compiled for: its sizes, and its parameters by name."""
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from quantmill.checkpoint import shards
 from quantmill.common import special_tokens
@@ -28,6 +31,21 @@ class Architecture(Shape):
     def qkv_size(self) -> int:
         """Outputs of the fused projection."""
         return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    def frequencies(self) -> np.ndarray:
+        """Radians a position of each pair of a head's dimensions that is rotated; float32 [head_dim / 2].
+
+        theta**(-2i / head_dim); Llama 3 divides those of waves longer than a part of its first context, with a smooth
+        step between (transformers, modeling_rope_utils).
+        """
+        plain = self.rope_theta ** (-np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim)
+        if not self.rope_scaling:
+            return plain.astype(np.float32)
+        scaling = dict(self.rope_scaling)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        return (plain * (smooth + (1 - smooth) / scaling["factor"])).astype(np.float32)
 
     def parameters(self) -> Stored:
         """Map each parameter of the format, in the model's order, to its shape and dtype."""

@@ -15,7 +15,6 @@ from quantmill.mlc.architecture import Architecture
 from quantmill.mlc.cpu_layout import LANES, padded_rows
 from quantmill.mlc.model import Decoder, Linear, RMSNorm
 from quantmill.mlc.quantize import GROUP
-from quantmill.mlc.rope import frequencies
 
 
 class Kernels(model.Kernels):
@@ -101,7 +100,7 @@ class Model(Decoder):
         half = self.shape.head_dim // 2
         kernel = cpu_attention.rotations(half)
         outputs = [Tensor.placeholder((tokens.shape[1], half), "float32") for _ in range(2)]
-        frequency = Tensor.from_const(frequencies(self.shape))
+        frequency = Tensor.from_const(self.shape.frequencies())
         cosine, sine = op.tensor_ir_op(kernel, "rotations", [position, frequency], outputs)
         return Cache(self.shape, cosine, sine, position, keys, values)
 

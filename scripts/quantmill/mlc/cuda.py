@@ -10,13 +10,12 @@ from typing import Any
 from tvm import te, tirx
 from tvm.relax.frontend.nn import Tensor, op, spec
 
-from quantmill.mlc import cuda_attention, cuda_attention_many, cuda_matrices, cuda_products, cuda_vectors, model
+from quantmill.mlc import cuda_attention, cuda_matrices, cuda_products, cuda_vectors, model
 from quantmill.mlc.architecture import Architecture
 from quantmill.mlc.cuda_kernel import call
 from quantmill.mlc.cuda_products import Epilogue
 from quantmill.mlc.model import Decoder, Linear, RMSNorm
 from quantmill.mlc.quantize import GROUP
-from quantmill.mlc.rope import frequencies
 
 DTYPE = "float16"
 
@@ -95,7 +94,7 @@ class Cache:
         shape = self.shape
         heads, kv_heads, size = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
         sizes = (shape.num_hidden_layers, heads, kv_heads, size)
-        frequency = Tensor.from_const(frequencies(shape))
+        frequency = Tensor.from_const(shape.frequencies())
         number = tirx.IntImm("int64", layer)
         out = Tensor.placeholder((*qkv.shape[:2], heads * size), DTYPE)
         if _is_one(qkv):
@@ -106,9 +105,9 @@ class Cache:
             self.counter, self.keys, self.values, _, out = results
             return out
         arguments = [qkv, frequency, self.position, self.keys, self.values, number]
-        self.keys, self.values, queries = call("append", cuda_attention_many.append(*sizes), arguments, [out], [3, 4])
+        self.keys, self.values, queries = call("append", cuda_attention.append(*sizes), arguments, [out], [3, 4])
         arguments = [queries, self.position, self.keys, self.values, number]
-        return call("attend_many", cuda_attention_many.attend_many(*sizes), arguments, [out])
+        return call("attend_many", cuda_attention.attend_many(*sizes), arguments, [out])
 
 
 class Model(Decoder):

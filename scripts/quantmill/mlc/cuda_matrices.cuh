@@ -8,17 +8,16 @@ __device__ __forceinline__ unsigned high_pair(unsigned word, half2 scale) {
   const half2 v = __hfma2(as_half2(with_exponent(word, 0x00f000f0u)), as_half2(0x2c002c00u), as_half2(0xd470d470u));
   return as_unsigned(__hmul2(v, scale));
 }
-template <int INPUTS, int THREADS, bool NORM>
-__device__ __forceinline__ void vector_to_shared(half* shared, const half* x, const half* norm, float epsilon) {
-  constexpr int CHUNKS = INPUTS / 8, EACH = (CHUNKS + THREADS - 1) / THREADS;
+// a thread's chunks of 8 of a row, and with NORM one over the row's root mean square
+template <int SIZE, int THREADS, bool NORM, int EACH>
+__device__ __forceinline__ float load_row(uint4 (&chunk)[EACH], const half* x, float epsilon) {
   const int tid = threadIdx.x;
-  uint4 chunk[EACH];
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int c = tid + i * THREADS;
     chunk[i] = make_uint4(0, 0, 0, 0);
-    if (c < CHUNKS) chunk[i] = __ldcg(reinterpret_cast<const uint4*>(x) + c);
+    if (c < SIZE / 8) chunk[i] = __ldcg(reinterpret_cast<const uint4*>(x) + c);
     if (NORM) {
       float f[8];
       to_floats(f, chunk[i]);
@@ -36,8 +35,16 @@ __device__ __forceinline__ void vector_to_shared(half* shared, const half* x, co
     sum = 0.f;
 #pragma unroll
     for (int i = 0; i < THREADS / 32; ++i) sum += sums[i];
-    factor = rsqrtf(sum / INPUTS + epsilon);
+    factor = rsqrtf(sum / SIZE + epsilon);
   }
+  return factor;
+}
+template <int INPUTS, int THREADS, bool NORM>
+__device__ __forceinline__ void vector_to_shared(half* shared, const half* x, const half* norm, float epsilon) {
+  constexpr int CHUNKS = INPUTS / 8, EACH = (CHUNKS + THREADS - 1) / THREADS;
+  const int tid = threadIdx.x;
+  uint4 chunk[EACH];
+  const float factor = load_row<INPUTS, THREADS, NORM>(chunk, x, epsilon);
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int c = tid + i * THREADS;

@@ -192,30 +192,11 @@ __device__ __forceinline__ void product(const half* x, const unsigned* weight, c
 template <int SIZE>
 __device__ __forceinline__ void rms_norm(const half* x, const half* norm, half* out, float epsilon) {
   constexpr int THREADS = 128, CHUNKS = SIZE / 8, EACH = (CHUNKS + THREADS - 1) / THREADS;
-  __shared__ float partial[THREADS / 32];
   const int tid = threadIdx.x;
   wait_for_kernel_before();
   x += (size_t)blockIdx.x * SIZE, out += (size_t)blockIdx.x * SIZE;
   uint4 chunk[EACH];
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    const int c = tid + i * THREADS;
-    chunk[i] = make_uint4(0, 0, 0, 0);
-    if (c < CHUNKS) chunk[i] = __ldcg(reinterpret_cast<const uint4*>(x) + c);
-    float f[8];
-    to_floats(f, chunk[i]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum += f[j] * f[j];
-  }
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-  if (tid % 32 == 0) partial[tid / 32] = sum;
-  __syncthreads();
-  sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < THREADS / 32; ++i) sum += partial[i];
-  const float factor = rsqrtf(sum / SIZE + epsilon);
+  const float factor = load_row<SIZE, THREADS, true>(chunk, x, epsilon);
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int c = tid + i * THREADS;

@@ -69,7 +69,12 @@ def find(source: Checkpoint, config: SourceConfig, layout: Layout) -> list[Param
                 f"{tensors[name].path}: holds {name}, which MLC's {config.family.model_type} has no place for; "
                 "leave mlc out of this model's formats"
             )
-    order = _in_file_order(source, tensors)
+    # file by file as in the index (_loading_order); without an index by name, as in the one that MLC-LLM then makes. A
+    # fused parameter comes at its first part
+    files: dict[str, list[str]] = {}
+    for name, file in (source.weight_map or dict.fromkeys(sorted(tensors), "")).items():
+        files.setdefault(file, []).append(name)
+    order = [name for names in files.values() for name in names]
     unnamed = used.keys() - set(order)
     if unnamed:
         raise UserError(f"{source.index()}: does not name {min(unnamed)}, which the shards hold; download it again")
@@ -134,15 +139,6 @@ def _tensor(source: Checkpoint, tensors: Mapping[str, Tensor], name: str, shape:
 
 def _is_unused(name: str) -> bool:
     return name.endswith(".rotary_emb.inv_freq")
-
-
-def _in_file_order(source: Checkpoint, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Order tensors file by file as in the index (_loading_order); without an index by name, as in the one that
-    MLC-LLM then makes. A fused parameter comes at its first part."""
-    files: dict[str, list[str]] = {}
-    for name, file in (source.weight_map or dict.fromkeys(sorted(tensors), "")).items():
-        files.setdefault(file, []).append(name)
-    return [name for names in files.values() for name in names]
 
 
 def count_weights(source: Checkpoint, parameters: list[Parameter]) -> int:

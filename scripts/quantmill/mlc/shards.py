@@ -7,7 +7,7 @@ any tensor. No tensor is ever whole in memory.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ import numpy as np
 
 from quantmill.checkpoint.copying import write_all
 from quantmill.checkpoint.float16 import as_float
+from quantmill.checkpoint.shards import read_json
 from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor, read_into
 from quantmill.common.program import UserError
 from quantmill.devices.cpu import available_threads
@@ -26,6 +27,7 @@ from quantmill.mlc.parameters import Parameter
 from quantmill.mlc.quantize import INFINITY, MAGNITUDE, quantize
 
 CACHE = "tensor-cache.json"
+MAX_INDEX = 64 * 2**20  # bytes of it
 SHARD_BYTES = 32 * 2**20
 LABEL = "f32-to-bf16"  # MLC-LLM's name of the encoding of every tensor, whatever its dtype
 BLOCK = 2**18  # weights at a time: they fit the processor's cache, and calls are few
@@ -117,6 +119,34 @@ def write(
     with (folder / CACHE).open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=4)
     return list(shards)
+
+
+def read(folder: Path, wanted: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, np.ndarray]:
+    """Return the parameters of `wanted` (name -> shape, dtype) in its order, memory-mapped.
+
+    Raises `UserError` if one is missing, of another shape or type, or beyond its shard.
+    """
+    found: dict[str, np.ndarray] = {}
+    index, again = folder / CACHE, "build the artifact again"
+    try:
+        for shard in read_json(index, MAX_INDEX)["records"]:
+            path = folder / Path(shard["dataPath"]).name
+            data = np.memmap(path, np.uint8, "r")
+            for record in shard["records"]:
+                start, end = record["byteOffset"], record["byteOffset"] + record["nbytes"]
+                if start < 0 or end > len(data):
+                    raise UserError(f"{path}: is too short for {record['name']}; {again}")
+                found[record["name"]] = data[start:end].view(record["dtype"]).reshape(record["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{index}: is damaged ({error!r:.80}); {again}") from None
+    for name, (shape, dtype) in wanted.items():
+        if name not in found:
+            raise UserError(f"{index}: lacks {name}, which the model's config asks for; {again}")
+        there = found[name]
+        if there.shape != shape or there.dtype != dtype:
+            kinds = f"{there.dtype} {list(there.shape)}, not {dtype} {list(shape)}"
+            raise UserError(f"{index}: {name} is {kinds}; {again}")
+    return {name: found[name] for name in wanted}
 
 
 def bytes_per_token(folder: Path) -> int:

@@ -89,7 +89,11 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
     Raises `UserError` for another architecture, for a feature that MLC-LLM's model of this one lacks, and for sizes
     that are missing or cannot be.
     """
-    family = _family(config, path)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise _refuse(path, f"architecture {name!r:.60} is not modelled for MLC, only {', '.join(FAMILIES)}")
     _check_features(config, family, path)
     sizes = {key: _size(config, key, path) for key in SIZES}
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
@@ -122,15 +126,6 @@ def read(config: dict[str, Any], path: Path) -> SourceConfig:
 
 def _refuse(path: Path, what: str) -> UserError:
     return UserError(f"{path}: {what:.200}; leave mlc out of this model's formats")
-
-
-def _family(config: dict[str, Any], path: Path) -> Family:
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is None:
-        raise _refuse(path, f"architecture {name!r:.60} is not modelled for MLC, only {', '.join(FAMILIES)}")
-    return family
 
 
 def _check_features(config: dict[str, Any], family: Family, path: Path) -> None:
@@ -187,10 +182,7 @@ def _scaling(parameters: Any, path: Path) -> dict[str, Any] | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(
-            f"{path}: rope_scaling of type {kind!r:.60} is not modelled for MLC, only llama3; "
-            "leave mlc out of this model's formats"
-        )
+        raise _refuse(path, f"rope_scaling of type {kind!r:.60} is not modelled for MLC, only llama3")
     missing = [key for key in LLAMA3 if type(parameters.get(key)) not in (int, float)]
     if missing:
         raise UserError(f"{path}: rope_scaling of type llama3 lacks {', '.join(missing)}; download it again")

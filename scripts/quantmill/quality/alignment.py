@@ -215,28 +215,25 @@ def check_decoding(engine: Engine, texts: Sequence[list[int]], added: int) -> No
 
     Decoding starts from single tokens of `texts`, where an added token shows best.
     """
-    gaps: dict[str, list[float]] = {"as given": [], "late": [], "early": [], "added": []}
+    added_first = "it adds a token (a beginning of sequence?) before the prompt when it decodes"
+    gaps: dict[str, list[float]] = {"": [], LATE: [], EARLY: [], added_first: []}
     for start in _starts(texts):
         chosen = [token for _, token, _ in engine.decode([[start]], DECODED)]
         own, shifted = rows(engine, [start, *chosen]), rows(engine, [added, start, *chosen])
         own[:, engine.stop_ids] = shifted[:, engine.stop_ids] = -np.inf  # as in decoding
-        gaps["as given"].append(_gap(own[:DECODED], chosen))
-        gaps["late"].append(_gap(own[1:], chosen))
-        gaps["early"].append(_gap(own[: DECODED - 1], chosen[1:]))
-        gaps["added"].append(_gap(shifted[1 : DECODED + 1], chosen))
-    middle = {name: median(values) for name, values in gaps.items()}
-    if middle["as given"] <= GAP:
+        gaps[""].append(_gap(own[:DECODED], chosen))
+        gaps[LATE].append(_gap(own[1:], chosen))
+        gaps[EARLY].append(_gap(own[: DECODED - 1], chosen[1:]))
+        gaps[added_first].append(_gap(shifted[1 : DECODED + 1], chosen))
+    middle = {fault: median(values) for fault, values in gaps.items()}
+    as_given = middle.pop("")
+    if as_given <= GAP:
         return
-    names = {
-        "late": LATE,
-        "early": EARLY,
-        "added": "it adds a token (a beginning of sequence?) before the prompt when it decodes",
-    }
-    best = min(names, key=lambda name: middle[name])
-    fault = names[best] if middle[best] < CLEARLY * middle["as given"] else "it decodes after something else"
+    best = min(middle, key=lambda fault: middle[fault])
+    fault = best if middle[best] < CLEARLY * as_given else "it decodes after something else"
     raise UserError(
         f"the tokens that the engine decodes are not those of its own logits: {fault} (the likeliest token is "
-        f"{middle['as given']:.2g} nats ahead of the chosen one)"
+        f"{as_given:.2g} nats ahead of the chosen one)"
     )
 
 

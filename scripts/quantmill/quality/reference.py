@@ -61,12 +61,6 @@ class Logits:
         return widen(rows, self.wide[: rows.size].reshape(rows.shape))
 
 
-def header(file: BinaryIO, positions: int, vocab_size: int) -> None:
-    """Write the header of an array of float16 logits."""
-    description = {"descr": "<f2", "fortran_order": False, "shape": (positions, vocab_size)}
-    np.lib.format.write_array_header_1_0(file, description)
-
-
 def check_space(folder: Path, positions: int, vocab_size: int) -> None:
     """Raise `UserError` if a folder's disk is too small for the logits."""
     need, free = positions * vocab_size * 2, shutil.disk_usage(folder).free
@@ -85,12 +79,13 @@ def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Pa
         if not started:
             if folder:
                 check_space(folder, text.positions, vocab_size)
-            header(file, text.positions, vocab_size)
+            description = {"descr": "<f2", "fortran_order": False, "shape": (text.positions, vocab_size)}
+            np.lib.format.write_array_header_1_0(file, description)
             started = True
-        block = ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"]
-        for rows in blocks(chunk.logits, max(1, block // vocab_size)):
-            file.write(narrow(rows).data)
-        del chunk, rows  # free them before the engine makes the next chunk
+        size = max(1, ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"] // vocab_size)
+        for low in range(0, len(chunk.logits), size):
+            file.write(narrow(chunk.logits[low : low + size]).data)
+        del chunk  # free it before the engine makes the next one
 
 
 def narrow(logits: Any) -> np.ndarray:
@@ -119,12 +114,6 @@ def widen(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     bits <<= 13
     out *= np.float32(-(2.0**112))
     return out
-
-
-def blocks(array: Any, size: int) -> Iterator[Any]:
-    """Yield an array's rows, `size` at a time."""
-    for low in range(0, len(array), size):
-        yield array[low : low + size]
 
 
 @contextmanager

@@ -20,9 +20,7 @@ from quantmill.common import bounded_json, redaction, surroundings
 from quantmill.common.atomic import write_json
 from quantmill.common.program import UserError, message, printable
 from quantmill.devices import cpu, gpu_lock, listeners, processes
-from quantmill.servers.supervisor import (
-    __file__ as SUPERVISOR,  # it is run, and imported so that the workflow knows of it
-)
+from quantmill.servers.supervisor import __file__ as SUPERVISOR  # it is run; the import tells the workflow of it
 
 LOCAL = "127.0.0.1"
 _held: dict[int, IO[str]] = {}  # the client's processor, and its lock

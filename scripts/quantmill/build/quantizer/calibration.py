@@ -79,7 +79,4 @@ def _window_hashes(ids: list[int]) -> np.ndarray:
     values = np.asarray(ids, np.uint64) + np.uint64(1)
     if len(values) < SHARED:
         return np.zeros(0, np.uint64)
-    hashes = np.zeros(len(values) - SHARED + 1, np.uint64)
-    for offset in range(SHARED):
-        hashes = hashes * BASE + values[offset : offset + len(hashes)]
-    return hashes
+    return np.convolve(values, BASE ** np.arange(SHARED, dtype=np.uint64), "valid")

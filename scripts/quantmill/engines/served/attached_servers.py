@@ -1,4 +1,5 @@
-"""The servers that their users run, as one table: how each is started, found and spoken to."""
+"""The servers that their users run, as one table: how each is found and spoken to. docs/SERVING.md says how each
+is started."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class AttachedServer:
         cache_off: what its user does to switch its prompt cache off.
         counted: names of `client.checks.Counters` and of the metrics that hold them.
         likelihood: whether it returns the log-probabilities of a given text.
+        recounts: whether its usage counts the tokens of its text again, a few more or fewer than it decoded.
         implementation: `attached`, or empty where a module of its own has a subclass of `attached.Engine`.
     """
 
@@ -42,14 +44,12 @@ class AttachedServer:
     cache_off: str = "start it without a prompt cache"
     counted: Mapping[str, str] = field(default_factory=dict)
     likelihood: bool = False
+    recounts: bool = False
     implementation: str = "attached"
 
 
 SERVERS = {
-    # Anything with OpenAI's completions. https://platform.openai.com/docs/api-reference/completions
     "openai": AttachedServer(None, version=("/version", "version"), implementation=""),
-    # text-generation-launcher --model-id FOLDER --port 8080    with PREFIX_CACHING=0 in its environment
-    # Archived upstream in March 2026; 3.3.7 is the last version. https://huggingface.co/docs/text-generation-inference
     "tgi": AttachedServer(
         ("hf", "gptq", "awq", "compressed-tensors"),
         dialect="tgi",
@@ -63,8 +63,6 @@ SERVERS = {
             "generated_tokens": "tgi_request_generated_tokens_sum",
         },
     ),
-    # python -m sglang.launch_server --model-path FOLDER --port 30000 --disable-radix-cache --enable-metrics
-    # https://docs.sglang.ai/basic_usage/native_api.html
     "sglang": AttachedServer(
         ("hf", "gptq", "awq", "gguf", "compressed-tensors"),
         dialect="sglang",
@@ -77,8 +75,6 @@ SERVERS = {
         },
         likelihood=True,
     ),
-    # lmdeploy serve api_server FOLDER --server-port 23333 --enable-metrics
-    # https://lmdeploy.readthedocs.io/en/latest/llm/api_server.html
     "lmdeploy": AttachedServer(
         ("hf", "gptq", "awq"),
         dialect="lmdeploy",
@@ -90,8 +86,7 @@ SERVERS = {
             "accepted": "lmdeploy:spec_decode_num_accepted_tokens_total",
         },
     ),
-    # trtllm-serve FOLDER --port 8000    with kv_cache_config: {enable_block_reuse: false} in its --config
-    # It refuses words that it does not know. https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
+    # It refuses words that it does not know.
     "tensorrt-llm": AttachedServer(
         ("hf", "awq"),
         dialect="plain",
@@ -99,9 +94,8 @@ SERVERS = {
         more=IGNORE_EOS | {"detokenize": False},  # it returns ids if it is asked not to make text
         cache_off="start it with kv_cache_config: {enable_block_reuse: false} in its --config",
     ),
-    # ollama create NAME -f Modelfile    with a line FROM FOLDER/model.gguf
     # Its own API: the one like OpenAI's applies a chat template. It cannot ignore an end of sequence, and it keeps
-    # prompts: what TTFT means depends on that. https://docs.ollama.com/api/generate
+    # prompts: what TTFT means depends on that.
     "ollama": AttachedServer(
         ("gguf",),
         dialect="ollama",
@@ -110,11 +104,7 @@ SERVERS = {
         health="/api/version",
         version=("/api/version", "version"),
     ),
-    # llamafile --server -m FOLDER/model.gguf --port 8080 --metrics    or llama.cpp's llama-server, which it contains
-    # https://github.com/mozilla-ai/llamafile
     "llamafile": AttachedServer(("gguf",), dialect="llama", version=("/props", "build_info"), counted=LLAMA_COUNTERS),
-    # python server.py --api --api-port 5000 --model NAME
-    # https://github.com/oobabooga/text-generation-webui/wiki/12-%E2%80%90-OpenAI-API
     "text-generation-webui": AttachedServer(
         ("hf", "gguf"),
         dialect="plain",
@@ -124,11 +114,10 @@ SERVERS = {
         models="/v1/internal/model/info",  # /v1/models also lists what could be loaded
         named="model_name",
         more={"ban_eos_token": True, "do_sample": False},
-        implementation="",
+        recounts=True,
     ),
-    # python -m mii.entrypoints.openai_api_server --model FOLDER --port 8000
     # It always samples, here of the one likeliest token. It counts the prompt as part of min_tokens, which is therefore
-    # larger than any context, and ignores an end of sequence before. https://github.com/deepspeedai/DeepSpeed-MII
+    # larger than any context, and ignores an end of sequence before.
     "deepspeed-mii": AttachedServer(
         ("hf",),
         dialect="plain",
@@ -136,8 +125,6 @@ SERVERS = {
         tells_ids=False,
         more={"temperature": 1.0, "top_k": 1, "min_tokens": 1_000_000},
     ),
-    # mlc_llm serve FOLDER --model-lib LIBRARY.so --port 8000 --enable-debug
-    # Without --enable-debug it does not ignore an end of sequence. https://llm.mlc.ai/docs/
     "mlc-serve": AttachedServer(
         ("mlc",),
         dialect="plain",
@@ -146,9 +133,6 @@ SERVERS = {
         more={"debug_config": IGNORE_EOS},
         cache_off="start it with --prefix-cache-mode disable",
     ),
-    # ovms --rest_port 8000 --model_path FOLDER --model_name NAME --task text_generation --enable_prefix_caching false
-    # FOLDER is converted from the artifact.
-    # https://docs.openvino.ai/nightly/model-server/ovms_docs_rest_api_completion.html
     "openvino-model-server": AttachedServer(
         ("hf", "gguf"),
         dialect="openvino",

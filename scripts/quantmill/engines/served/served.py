@@ -53,7 +53,6 @@ class Served(engines.Engine):
     """
 
     modes = ("served",)
-    mode = modes[0]
     dialect = "completions"  # how it is spoken to: a key of `client.dialects.DIALECTS`
     health = "/health"  # answers 200 as soon as it is ready
     counted: Mapping[str, str] = {}  # names of `Counters`, and those of its /metrics
@@ -173,6 +172,14 @@ class Served(engines.Engine):
         if read not in (None, len(ids)):
             raise Contradiction(f"{self.where()}: it read {read} tokens where {len(ids)} were sent to be scored")
         return found
+
+    def told_version(self, path: str, key: str) -> str:
+        """Return its version, which it reports at `path` as `key`; `unknown` where it does not."""
+        try:
+            said = words.parse(query.get(self.target, path), redaction.of(self.target.token))[key]
+        except (query.Unreachable, *stream.JSON_ERRORS):
+            return "unknown"
+        return printable(said)[:100] if isinstance(said, str) else "unknown"
 
     def weight_bytes(self) -> int | None:
         if any(self.artifact.glob("*.gguf")):

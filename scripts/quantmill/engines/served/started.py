@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -58,7 +57,7 @@ class Started(Served):
         folder = artifact.parent / ".servers"
         folder.mkdir(exist_ok=True)
         for record in folder.glob(f"{name}-{settings}-*.json"):
-            if not _runs(record.stem.rpartition("-")[2]):
+            if not Path("/proc", record.stem.rpartition("-")[2]).exists():  # its process has ended
                 lifecycle.wait_for_last(name, record)
                 record.unlink(missing_ok=True)
         self.log = folder / f"{name}-{settings}-{os.getpid()}.log"
@@ -154,11 +153,6 @@ def pin(file: str, package: str) -> str:
     return found[1]
 
 
-def _runs(pid: str) -> bool:
-    """Return whether a process of this machine has this id."""
-    return Path("/proc", pid).exists()
-
-
 def underscored(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with `_` in their names."""
     return {name.replace("-", "_"): value for name, value in options.items()}
@@ -174,11 +168,6 @@ def flags(options: Mapping[str, Any]) -> list[str]:
         else:
             found += [f"--{flag}", json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
     return found
-
-
-def python() -> list[str]:
-    """Return this environment's interpreter, for servers that are Python programs."""
-    return [sys.executable]
 
 
 def deployable(engine: str) -> type[Deployable] | None:
