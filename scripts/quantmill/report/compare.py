@@ -127,16 +127,6 @@ def status(found: Sequence[Pair]) -> int:
     return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
 
 
-def write_page(path: Path, before: Results, after: Results) -> None:
-    """Write a page with the rows of both runs. Raises `UserError` if its libraries are missing."""
-    try:
-        text = merge_runs.page(before, after)
-    except ModuleNotFoundError as error:
-        raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
-    with write_atomically(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("before", type=Path, help="a results.json")
@@ -158,6 +148,11 @@ def main() -> None:
     if not any(pair.before and pair.after for pair in found):
         raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
     if options.page:
-        write_page(options.page, before, after)
+        try:
+            text = merge_runs.page(before, after)
+        except ModuleNotFoundError as error:
+            raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
+        with write_atomically(options.page) as partial:
+            partial.write_text(text, encoding="utf-8")
     print("\n".join(lines).rstrip())
     sys.exit(status(found))

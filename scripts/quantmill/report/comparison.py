@@ -86,25 +86,19 @@ def pairs(before: Results, after: Results, limits: Limits) -> list[Pair]:
     seen = [{row["device"] for row in each["rows"]} - {None} for each in (before, after)]
     if all(seen) and not seen[0] & seen[1]:
         return []
+    same_reference = before["config"]["reference"] == after["config"]["reference"]
     rest = list(after["rows"])
     found = []
     for one in before["rows"]:
-        other = next((row for row in rest if same_cell(one, row)), None)
-        if other is None:
+        # a row that was not measured has no device
+        same = (row for row in rest if key(row) == key(one) and len({one["device"], row["device"]} - {None}) < 2)
+        if (other := next(same, None)) is None:
             found.append(Pair(one, one, None))
             continue
         rest.remove(other)
-        same_reference = before["config"]["reference"] == after["config"]["reference"]
-        found.append(
-            Pair(other, one, other, list(changes(one, other, limits, same_reference)), differences(one, other))
-        )
+        changed = list(changes(one, other, limits, same_reference))
+        found.append(Pair(other, one, other, changed, differences(one, other)))
     return found + [Pair(row, None, row) for row in rest]
-
-
-def same_cell(one: Row, other: Row) -> bool:
-    """Return whether two rows are of the same cell and device; a row that was not measured has no device."""
-    devices = {one["device"], other["device"]} - {None}
-    return len(devices) < 2 and key(one) == key(other)
 
 
 def figures() -> list[Column]:
@@ -115,8 +109,7 @@ def figures() -> list[Column]:
 def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True) -> Iterator[Change]:
     """Yield the change of every figure that one of two rows has."""
     decoding = difference(before["protocol"]["latency"], after["protocol"]["latency"], DECODING)
-    text = quality_difference(before, after)
-    obstacles = {"latency": decoding, "quality": text}
+    obstacles = {"latency": decoding, "quality": quality_difference(before, after)}
     disturbed = not limits.disturbed and bool(interference(before, after))
     for column in figures():
         (part, *_), name = column.parts, column.name
