@@ -73,11 +73,7 @@ def entry(content: Path | bytes) -> dict[str, Any]:
 
 
 def describe(
-    model: str,
-    layout: str,
-    artifacts: Sequence[Artifact],
-    files: Mapping[str, Mapping[str, Any]],
-    shown: public.Public,
+    model: str, layout: str, artifacts: Sequence[Artifact], files: Mapping[str, Mapping[str, Any]], shown: public.Public
 ) -> bytes:
     """Return the quantmill.json of a repository: how each artifact was made, and each file's size and SHA-256."""
     content = {
@@ -103,7 +99,6 @@ def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict
     Args:
         results: from `public.results`. plot: PNG of this model only, because the report's shows the other models too.
     """
-
     return {
         **(licence.texts(source) if source else {}),
         RESULTS: (json.dumps(results, allow_nan=False) + "\n").encode(),

@@ -214,7 +214,6 @@ def places() -> list[Path]:
 
 def first_held(content: Path | bytes, needles: Sequence[bytes]) -> bytes | None:
     """Return the first needle that a file or bytes hold. A file is read in pieces that overlap."""
-
     overlap, end = max(map(len, needles), default=1), b""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while piece := file.read(PIECE):
