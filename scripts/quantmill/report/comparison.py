@@ -69,13 +69,8 @@ class Pair:
     @property
     def interference(self) -> list[str]:
         """Reasons that disturbed the speed of either run."""
-        return interference(self.before, self.after)
-
-
-def interference(before: Row | None, after: Row | None) -> list[str]:
-    """Return what disturbed the speed of either row."""
-    rows = {"before": before, "after": after}
-    return [f"{when}: {reason}" for when, row in rows.items() if row for reason in row["interference"] or []]
+        rows = {"before": self.before, "after": self.after}
+        return [f"{when}: {reason}" for when, row in rows.items() if row for reason in row["interference"] or []]
 
 
 def pairs(before: Results, after: Results, limits: Limits) -> list[Pair]:
@@ -110,7 +105,7 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
     """Yield the change of every figure that one of two rows has."""
     decoding = difference(before["protocol"]["latency"], after["protocol"]["latency"], DECODING)
     obstacles = {"latency": decoding, "quality": quality_difference(before, after)}
-    disturbed = not limits.disturbed and bool(interference(before, after))
+    disturbed = not limits.disturbed and any(row["interference"] for row in (before, after))
     for column in figures():
         (part, *_), name = column.parts, column.name
         one, other = value_of(before, name), value_of(after, name)
@@ -127,21 +122,14 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
             yield Change(name, one, other, "incomparable", note=why)
         elif disturbed and part == "latency":
             yield Change(name, one, other, "disturbed")
+        elif (judged := JUDGES[column.judge](name, before, after)) is None:
+            yield Change(name, one, other, "incomparable", note=NO_WINDOWS)
         else:
-            yield judge(column, before, after, limits)
-
-
-def judge(column: Column, before: Row, after: Row, limits: Limits) -> Change:
-    """Judge a figure that both rows have, measured in the same way."""
-    name = column.name
-    judged = JUDGES[column.judge](name, before, after)
-    if judged is None:
-        return Change(name, value_of(before, name), value_of(after, name), "incomparable", note=NO_WINDOWS)
-    amount, low, high, sure = judged
-    tolerance = {"latency": limits.speed, "quality": limits.quality}.get(column.parts[0], 0.0)
-    worse = amount < 0 if column.better == "higher" else amount > 0
-    verdict: Verdict = "same" if not sure or abs(amount) <= tolerance else "worse" if worse else "better"
-    return Change(name, value_of(before, name), value_of(after, name), verdict, amount, low, high)
+            amount, low, high, sure = judged
+            tolerance = {"latency": limits.speed, "quality": limits.quality}.get(part, 0.0)
+            worse = amount < 0 if column.better == "higher" else amount > 0
+            verdict: Verdict = "same" if not sure or abs(amount) <= tolerance else "worse" if worse else "better"
+            yield Change(name, one, other, verdict, amount, low, high)
 
 
 Judgement = tuple[float, float | None, float | None, bool]  # amount, its ends, whether it is more than chance

@@ -66,7 +66,7 @@ def specification(quality: str, cost: str, rows: Sequence[Mapping[str, Any]]) ->
     """Return the picture of the rows of `axes.points` that have both figures, in Vega."""
     rows = [row for row in rows if row[quality] is not None and row[cost] is not None]
     chart = plot.chart(quality, cost, rows, picture=True)
-    found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.version())
+    found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.VERSION)
     one = len({row["model"] for row in rows}) == 1
     texts = [row["cell"] if one else row["label"] for row in rows]
     if 0 < len(texts) <= LABELS:

@@ -21,6 +21,7 @@ from quantmill.report.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_ta
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right"]
+VERSION = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])  # of Vega-Lite, as Altair and vl_convert name it
 DATA = "rows"
 # of labels
 ANCHORS = ["right", "left", *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", ""))]
@@ -110,7 +111,8 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
         layers.append(bar)
     tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
     tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
-    tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
+    ends = {name: ("", "_low", "_high") if name in INTERVALS else ("",) for name in (quality, cost)}
+    tooltip += [alt.Tooltip(f"{name}{end}:Q", format=".4~g") for name, each in ends.items() for end in each]
     faint = {} if sized else {"condition": {"test": "datum.pale", "value": 0.35}}
     points = base.mark_point(filled=True, size=70 if of_engines else 110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=alt.OpacityValue(1, **faint)
@@ -143,10 +145,6 @@ def ticks(name: str) -> dict[str, Any]:
     return {"values": TICKS[name]} if name in TICKS else {"tickCount": 6}
 
 
-def _ends(name: str) -> tuple[str, ...]:
-    return (f"{name}_low", f"{name}_high") if name in INTERVALS else ()
-
-
 def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
     """Return a Vega mark of labels beside the marks `points`, each hiding none of `avoided` and no other label."""
     size = [{"signal": "width"}, {"signal": "height"}]
@@ -163,7 +161,7 @@ def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequenc
 
 def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     """Compile a chart to Vega, with a label for every point, and for every roofline if these are drawn."""
-    specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
+    specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VERSION)
     marks = specification["marks"]
     hidden = [mark["name"] for mark in marks if mark["type"] in ("symbol", "rule", "rect", "text")]
     marks.append(label_mark("labels", "points_marks", {"field": "datum.label"}, hidden))
@@ -173,24 +171,19 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     return specification
 
 
-def version() -> str:
-    """Return the version of Vega-Lite, as Altair and vl_convert both name it."""
-    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
 def program() -> str:
     """Return Vega, as it draws in a browser.
 
     vl-convert takes five seconds of a core to bundle it. The user's cache folder keeps it, if possible, under its hash,
     so that a damaged file is made again.
     """
-    name = f"vega-{vl_convert.__version__}-{version()}"
+    name = f"vega-{vl_convert.__version__}-{VERSION}"
     with suppress(OSError):
         for kept in cache().glob(f"{name}-*.js"):
             content = kept.read_bytes()
             if kept.name == f"{name}-{hashlib.sha256(content).hexdigest()}.js":
                 return content.decode()
-    made = vl_convert.javascript_bundle(vl_version=version())
+    made = vl_convert.javascript_bundle(vl_version=VERSION)
     digest = hashlib.sha256(made.encode()).hexdigest()
     with suppress(OSError, UserError), write_atomically(cache() / f"{name}-{digest}.js") as partial:
         partial.write_bytes(made.encode())
@@ -232,5 +225,5 @@ def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
     for name, drawn in (("divergence", divergence), ("gaps", gaps), ("prompts", prompts)):
         whole = drawn.properties(width="container", height=260).configure_axis(gridOpacity=0.4)
         whole = whole.configure_view(stroke=None)
-        found[name] = vl_convert.vegalite_to_vega(whole.to_dict(), vl_version=version())
+        found[name] = vl_convert.vegalite_to_vega(whole.to_dict(), vl_version=VERSION)
     return found
