@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from quantmill.metrics import perplexity
 from quantmill.report import pareto
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
@@ -149,12 +146,8 @@ def judge_paired_ratio(name: str, before: Row, after: Row) -> Judgement | None:
 
 def judge_paired_difference(name: str, before: Row, after: Row) -> Judgement | None:
     """Judge the divergence in nats, paired by windows."""
-    windows = pareto.shared_windows(after, before)
-    if windows is None:
-        return None
-    new, old = (np.array(each["kld"]) for each in windows)
-    amount, low, high, tie = perplexity.paired_difference(new, old, np.array(windows[1]["tokens"]))
-    return amount, low, high, not tie
+    found = pareto.difference(after, before, "kld", "tokens")
+    return found and (*found[:3], not found[3])
 
 
 def judge_relative(name: str, before: Row, after: Row) -> Judgement:
