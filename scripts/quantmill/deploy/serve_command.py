@@ -47,20 +47,6 @@ def check_server(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> None:
     raise UserError(f"{why}; its layout, {layout}, is served by {', '.join(servers)}: {add}")
 
 
-def read_result(cell: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the result of the cell's measurement and its file; None without one."""
-    for file in filter(None, (cell["latency"], cell["loads"])):
-        if Path(file).is_file():
-            return Path(file), json.loads(Path(file).read_text(encoding="utf-8"))
-    return None
-
-
-def is_of(result: Mapping[str, Any], cell: Mapping[str, Any], artifact: Mapping[str, Any]) -> bool:
-    """Return whether a result is of this artifact with these options."""
-    same = all(result.get(name) == cell[name] for name in ("engine", "options", "gpus"))
-    return same and result["artifact"].get("files") == artifact.get("files")
-
-
 def local(options: Any, name: str = "") -> tuple[Any, list[str]]:
     """Return the options with absolute paths for files of this machine, such as a draft model; and these paths."""
     if isinstance(options, dict):
@@ -79,13 +65,13 @@ def texts(cell: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
     assert kind, "check_server has passed"
     if not (artifact / manifest.NAME).is_file():
         raise UserError(f"{name}: {artifact} does not exist yet; build it: make report")
-    found, about = read_result(cell), manifest.read(artifact)
-    if found is None:
-        result, measured = {}, "not measured yet"
-    elif is_of(found[1], cell, about):
-        result, measured = found[1], f"measured ({found[0]})"
-    else:
-        result, measured = {}, f"not measured: {found[0]} is of other options or another artifact; measure it again"
+    about = manifest.read(artifact)
+    file = next((Path(each) for each in (cell["latency"], cell["loads"]) if each and Path(each).is_file()), None)
+    result = json.loads(file.read_text(encoding="utf-8")) if file else {}
+    measured = f"measured ({file})" if file else "not measured yet"
+    same = all(result.get(each) == cell[each] for each in ("engine", "options", "gpus"))
+    if file and not (same and result["artifact"].get("files") == about.get("files")):
+        result, measured = {}, f"not measured: {file} is of other options or another artifact; measure it again"
 
     asked = listed["study"]["device"]
     there = devices.resolve(asked, hold=False) if asked == "auto" else asked

@@ -35,7 +35,7 @@ REQUIREMENT = re.compile(r"^([a-z0-9][\w.-]*)(?:\[[^]]*\])?==([^\s;\\]+)(.*?)(?=
 OLD_TAGS = ("manylinux1", "manylinux2010", "manylinux2014", "linux")
 UV_KNOWS = (17, 28, *range(31, 41))  # glibc 2.* of uv's platforms x86_64-manylinux_2_*
 PURE = ("connection-pool",)  # Snakemake requires it; it has no wheel, and one that is built here serves every Python
-LONG_AGO = "315532800"  # 1980, the first year of a zip file: the same source gives the same wheel
+LONG_AGO = "315532800"  # 1980, the first year of a zip file
 PIP = [sys.executable, "-P", "-m", "pip"]
 
 Pins = dict[tuple[str, str], list[str]]  # (name, version) -> SHA-256 of its files
@@ -89,12 +89,6 @@ def write_pins(pins: Pins, path: Path, *options: str) -> None:
     path.write_text("\n".join([*options, *lines]) + "\n", encoding="utf-8")
 
 
-def hash_wheels(folder: Path) -> Pins:
-    """Return the wheels of a folder as pins."""
-    named = {path: path.name.split("-") for path in folder.glob("*-*.whl")}
-    return {(canonical(words[0]), words[1]): [sha256(path)] for path, words in named.items()}
-
-
 def resolve(pins: Path, target: Target, folder: Path, environment: Mapping[str, str]) -> Pins:
     """Return what an installation from `pins` takes on the target, with hashes. `folder` has wheels of its own.
 
@@ -132,12 +126,8 @@ def download(pins: Pins, target: Target, folder: Path) -> None:
         command = [*PIP, "download", "--dest", str(folder), "--only-binary", ":all:", "--implementation", "cp"]
         command += ["--python-version", target.python]
         command += [word for tag in tags for word in ("--platform", f"{tag}_{target.machine}")]
-    call([*command, "--no-deps", "--require-hashes", "--requirement", str(listing)], pip_environment())
-
-
-def pip_environment() -> dict[str, str]:
-    """Return the environment in which pip builds the same wheel from the same source."""
-    return {**os.environ, "SOURCE_DATE_EPOCH": LONG_AGO}
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": LONG_AGO}  # so that the same source gives the same wheel
+    call([*command, "--no-deps", "--require-hashes", "--requirement", str(listing)], environment)
 
 
 def pack(pins: Path, target: Target, folder: Path) -> None:
@@ -154,7 +144,9 @@ def pack(pins: Path, target: Target, folder: Path) -> None:
             raise UserError(f"{other[0]}: this wheel, built here, is not for every Python; pack with the target's")
     requirements = resolve(pins, target, folder, uv_environment(pip_config(pip_listing()), os.environ))
     download({key: hashes for key, hashes in requirements.items() if key not in built}, target, folder)
-    write_pins(hash_wheels(folder), folder / "requirements.txt", "--no-index", "--find-links .")
+    named = {path: path.name.split("-") for path in folder.glob("*-*.whl")}
+    wheels = {(canonical(words[0]), words[1]): [sha256(path)] for path, words in named.items()}
+    write_pins(wheels, folder / "requirements.txt", "--no-index", "--find-links .")
 
 
 def main() -> None:

@@ -116,7 +116,6 @@ def main() -> None:
         call([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(options.env)], environment)
         python = str(options.env / "bin" / "python")
         override = options.pins.with_suffix(".override")  # replaces requirements that no index has
-
         more = ["--override", str(override)] if override.exists() else []
         call([*uv, "pip", "install", "--python", python, "--requirements", str(options.pins), *more], environment)
     except BaseException:

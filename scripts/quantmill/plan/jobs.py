@@ -14,6 +14,7 @@ from typing import Any
 from quantmill.checkpoint.model_shape import Shape
 from quantmill.metrics import windows
 from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, SLOW, BuildResources, Machine, Memory, RunResources
+from quantmill.report.column import limits
 
 SNAKEMAKE = 160  # MB of Snakemake, which runs a cluster's job: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
@@ -160,8 +161,7 @@ class Jobs:
         latency, loads = self.latency(format, engine, model, 0), self.study["loads"]
         if not latency.known:
             return latency
-        limits = loads["new_tokens"] if isinstance(loads["new_tokens"], list) else [loads["new_tokens"]]
-        new, requests = fmean(limits), loads["requests"]
+        new, requests = fmean(limits(loads["new_tokens"])), loads["requests"]
         rounds = [(slots, REQUESTS_A_SLOT) for slots in loads["concurrency"]]
         rounds += [(loads["burst"], 1)] if loads["burst"] else []
         rounds += [(requests, TRIES)] if loads["goodput"] else []

@@ -8,6 +8,7 @@ from quantmill.common.model_config import context_of
 from quantmill.plan.cells import wants_loads
 from quantmill.plan.config_values import ConfigError
 from quantmill.plan.model_source import local_config, read_config, source
+from quantmill.report.column import limits
 
 SHORTEST = 1  # tokens of a prompt
 BUILT = ("source", "safetensors", "fp16")  # folders that have the config of a model of the hub
@@ -19,18 +20,14 @@ def asked(study: Mapping[str, Any]) -> dict[str, int]:
     found = {"latency.new_tokens": SHORTEST + latency["new_tokens"]}
     if wants_loads(study):
         cut = loads["concurrency"] or loads["rates"] or loads["goodput"]
-        prompt = _most(loads["prompt_tokens"]) if cut else SHORTEST
-        found["loads.new_tokens"] = prompt + _most(loads["new_tokens"])
+        prompt = max(limits(loads["prompt_tokens"])) if cut else SHORTEST
+        found["loads.new_tokens"] = prompt + max(limits(loads["new_tokens"]))
     return found
 
 
 def most(study: Mapping[str, Any]) -> int:
     """Return the most tokens that a study puts into a model at once."""
     return max(asked(study).values())
-
-
-def _most(length: int | list[int]) -> int:
-    return max(length) if isinstance(length, list) else length
 
 
 def check(name: str, model: Mapping[str, Any], study: Mapping[str, Any]) -> None:

@@ -36,13 +36,16 @@ def describe(config: Path | None) -> dict[str, Any]:
         workflow_api = api.workflow(ResourceSettings(cores=1), settings, snakefile=Path("Snakefile"))
         workflow_api.dag(DAGSettings(targets={"report"})).summary()  # builds the graph, and leaves locks alone
         workflow = workflow_api._workflow  # the pinned Snakemake has no public access to it
-        names = workflow.globals
+        names, study = workflow.globals, workflow.globals["STUDY"]
         jobs = [job for job in workflow.dag.needrun_jobs() if job.rule.name != "report"]
         costs = names["study_jobs"]()
         return {
-            "study": names["STUDY"],
+            "study": study,
             "reference": costs.reference,
-            "cells": [row | {"layout": layout(names, row)} for row in names["rows"]()],
+            "cells": [
+                row | {"layout": names["REGISTRY"].layout(row["format"], study, study["models"][row["model"]])}
+                for row in names["rows"]()
+            ],
             "servers": {
                 name: [*engine.loads]
                 for name, engine in names["ENGINES"].items()
@@ -53,12 +56,6 @@ def describe(config: Path | None) -> dict[str, Any]:
             "formats": {name: asdict(each) for name, each in costs.formats.items()},
             "engines": {name: asdict(each) for name, each in costs.engines.items()},
         }
-
-
-def layout(names: dict[str, Any], row: dict[str, Any]) -> str:
-    """Return the layout of a row's artifact."""
-    study = names["STUDY"]
-    return names["REGISTRY"].layout(row["format"], study, study["models"][row["model"]])
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Speed of this machine: a matrix product and a copy, measured in a few seconds."""
 
 import subprocess
-import time
+import timeit
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +13,9 @@ from quantmill.plan.resources import H200, Machine
 
 SIZE = 2048  # of a square matrix on a CPU
 PRODUCT = """
-import time, torch
+import timeit, torch
 a = torch.randn(8192, 8192, dtype=torch.float16, device="cuda")
-times = []
-for _ in range(5):
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    a @ a
-    torch.cuda.synchronize()
-    times.append(time.perf_counter() - start)
-print(2 * 8192**3 / min(times))
+print(2 * 8192**3 / min(timeit.repeat(lambda: (a @ a, torch.cuda.synchronize()), number=1)))
 """
 
 
@@ -46,9 +39,4 @@ def measure(device: str, torch_python: Path) -> tuple[Machine, str]:
 def _product() -> float:
     """FLOP a second of a float32 product on all processors (best of several)."""
     matrix = np.ones((SIZE, SIZE), np.float32)
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return 2 * SIZE**3 / min(seconds)
+    return 2 * SIZE**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1))

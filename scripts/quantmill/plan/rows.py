@@ -14,6 +14,7 @@ from quantmill.plan.config import source
 from quantmill.plan.jobs import Jobs, Resources
 from quantmill.plan.model_facts import Origin
 from quantmill.plan.resources import MB
+from quantmill.report.labels import label
 
 ARTIFACTS = Path("artifacts")
 TORCH = 8.0  # seconds until a process has torch and transformers
@@ -93,14 +94,9 @@ def row_of(model: str, name: str, disk: int | None, planned: list[Resources], te
     return Row(model, name, disk, mb, tuple(each.seconds for each in planned), temporary)
 
 
-def cell_name(cell: dict[str, Any]) -> str:
-    """`FORMAT` or `FORMAT@RUN`."""
-    return f"{cell['format']}@{cell['run']}" if cell["run"] else cell["format"]
-
-
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:
     """Return a row for a cell: its artifact, and the jobs that build and measure it; None if none is left."""
-    name, format, engine = cell_name(cell), cell["format"], cell["engine"]
+    name, format, engine = label(cell), cell["format"], cell["engine"]
     parts = ("artifact", "latency", "quality", "loads", "tasks")
     kinds = [kind for kind in parts if cell.get(kind) in left]
     if not kinds:

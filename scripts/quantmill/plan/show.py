@@ -13,8 +13,7 @@ no figures is unknown. The status is 1 where the disk cannot hold the study.
 import json
 import shutil
 import subprocess
-from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,13 @@ from quantmill.plan.config import CHECKOUT
 from quantmill.plan.jobs import Jobs
 from quantmill.plan.model_facts import Origin, origin
 from quantmill.plan.resources import RunResources, costs_of
-from quantmill.plan.rows import ARTIFACTS, TORCH, Row, cell_name, nearest_folder, peak, study_rows
+from quantmill.plan.rows import ARTIFACTS, TORCH, Row, nearest_folder, peak, study_rows
+from quantmill.report.labels import label
+from quantmill.report.numbers import align
 
 TORCH_PYTHON = CHECKOUT / "envs/torch/bin/python"
 OTHERS = {"tokens": TORCH, "mlc_library": 15.0, "page": 10.0}  # seconds of each job without a row, by its rule
+NUMBERS = range(2, 5)  # columns of the tables
 
 
 def ask_snakemake(python: Path, config: Path | None) -> dict[str, Any]:
@@ -58,10 +60,9 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
     most = max(cells, key=lambda each: each["gpus"], default={"gpus": 1})
     if most["gpus"] == 1:
         return "1"
-    name = f"{most['model']}/{cell_name(most)}"
-    return (
-        f"{most['gpus']} ({name}); run with --resources gpu={most['gpus']} hub=2"  # which replaces the profile's list
-    )
+    name = f"{most['model']}/{label(most)}"
+    more = f"run with --resources gpu={most['gpus']} hub=2"  # which replaces the profile's list
+    return f"{most['gpus']} ({name}); {more}"
 
 
 def amount(nbytes: int | None) -> str:
@@ -78,23 +79,13 @@ def minutes(seconds: Iterable[float | None]) -> str:
     return f"{sum(known) / 60:.1f} min{' +' * (len(known) < len(jobs))}" if known or not jobs else "unknown"
 
 
-def table(lines: Sequence[tuple[str, ...]]) -> str:
-    """Align columns; the first two are text, the others numbers."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    cells = [
-        [c.ljust(w) if n < 2 else c.rjust(w) for n, (c, w) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
-
-
 def show(rows: list[Row], origins: dict[str, Origin], count: dict[str, int]) -> None:
     """Print models, what is left to make of them, and the number of jobs of each rule."""
     lines = [("model", "", "parameters", "weights", "to download")]
     for name, found in origins.items():
         weights = f"{'' if found.shape.exact else 'about '}{found.shape.parameters:,}" if found.shape else "unknown"
         lines.append((name, "", weights, amount(found.weight_bytes), amount(found.download if not found.why else None)))
-    print(table(lines))
+    print(*align(lines, NUMBERS), sep="\n")
     for name, found in origins.items():
         if found.why:
             print(f"{name}: {printable(found.why)}")
@@ -102,21 +93,18 @@ def show(rows: list[Row], origins: dict[str, Origin], count: dict[str, int]) -> 
     for row in rows:
         memory = "unknown" if row.mb is None else f"{row.mb:,} MB"
         lines.append((row.model, row.name, amount(row.disk), memory, minutes(row.seconds)))
-    print("", table(lines) if rows else "Nothing is left to make of the models.", "", sep="\n")
+    print("", *(align(lines, NUMBERS) if rows else ["Nothing is left to make of the models."]), "", sep="\n")
     each = ", ".join(f"{number} {rule}" for rule, number in sorted(count.items()))
     print(f"jobs: {sum(count.values())} ({each})")
 
 
-def parse() -> Namespace:
+def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("config", type=Path, nargs="?", help="a study; the demo's config without one")
     arguments.add_argument("--disk", type=float, metavar="GB", help="disk to plan for; what is free, without it")
     arguments.add_argument("--snakemake-python", type=Path, default=Path(".venv/bin/python"))
-    return arguments.parse_args()
+    options = arguments.parse_args()
 
-
-def main() -> None:
-    options = parse()
     listed = ask_snakemake(options.snakemake_python, options.config)
     study = listed["study"]
     if study["device"] == "auto":

@@ -25,11 +25,12 @@ def check(study: Mapping[str, Any], registry: Registry) -> None:
         if run["engine"] not in ENGINES:
             continue
         where = f"runs.{name}"
-        tensor, pipeline = check_cards(where, run, registry.device)
+        tensor, stages = check_cards(where, run, registry.device)
         for model in study["models"]:
             config, served = local_config(study["models"][model]), served_by(run, study, model)
-            if served:
-                check_pipeline(where, model, config, pipeline)
+            depth = config.get("num_hidden_layers")
+            if served and is_count(depth) and stages > depth:
+                raise ConfigError(f"{where}: {SIZES[1]} {stages}, and {model} has {depth} layers; {depth} fit at most")
             for format in served:
                 check_tensor(where, model, config, tensor, group_size(format, model, config, study, registry))
         check_draft(f"{where}.options.speculative_config", run, study)
@@ -60,13 +61,6 @@ def check_cards(where: str, run: Mapping[str, Any], device: str) -> tuple[int, i
 
 def is_count(size: Any) -> TypeGuard[int]:
     return type(size) is int and size >= 1
-
-
-def check_pipeline(where: str, model: str, config: Mapping[str, Any], size: int) -> None:
-    """Raise `ConfigError` for more pipeline stages than a model has layers."""
-    layers = config.get("num_hidden_layers")
-    if is_count(layers) and size > layers:
-        raise ConfigError(f"{where}: {SIZES[1]} {size}, and {model} has {layers} layers; {layers} fit at most")
 
 
 def check_tensor(where: str, model: str, config: Mapping[str, Any], size: int, group: int | None) -> None:

@@ -18,7 +18,6 @@ from quantmill.llamacpp import files as gguf_files
 from quantmill.publish import licence, public
 
 CARD, RESULTS, STUDY, PLOT = "README.md", "results.json", "study.yaml", "quality-speed.png"
-GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -35,17 +34,12 @@ class Artifact:
     left_out: Sequence[str] = ()
 
 
-def published_name(model: str, artifact: str) -> str:
-    """Return the usual name of a GGUF file: `MODEL-Q4_K_M.gguf`."""
-    type_ = artifact.removeprefix("gguf-")
-    return f"{model}-{type_.upper() if type_ != artifact else artifact}{GGUF}"
-
-
 def read(model: str, folder: Path) -> Artifact:
     """Read an artifact from its folder. Raises `UserError` if a file is not the one that its manifest names."""
     found = manifest.read(folder)
     if (folder / gguf_files.MODEL).is_file():
-        names = {published_name(model, folder.name): gguf_files.MODEL}
+        type_ = folder.name.removeprefix("gguf-")  # a GGUF file's usual name is MODEL-Q4_K_M.gguf
+        names = {f"{model}-{type_ if type_ == folder.name else type_.upper()}.gguf": gguf_files.MODEL}
     else:
         indexed = plain_file.is_there(folder / INDEXES["safetensors"])
         weights = {file.name for file in shards.find(folder).files} if indexed else set()  # shards have any name
@@ -73,11 +67,7 @@ def entry(content: Path | bytes) -> dict[str, Any]:
 
 
 def describe(
-    model: str,
-    layout: str,
-    artifacts: Sequence[Artifact],
-    files: Mapping[str, Mapping[str, Any]],
-    shown: public.Public,
+    model: str, layout: str, artifacts: Sequence[Artifact], files: Mapping[str, Mapping[str, Any]], shown: public.Public
 ) -> bytes:
     """Return the quantmill.json of a repository: how each artifact was made, and each file's size and SHA-256."""
     content = {
@@ -103,7 +93,6 @@ def beside(results: Mapping[str, Any], source: Path | None, plot: bytes) -> dict
     Args:
         results: from `public.results`. plot: PNG of this model only, because the report's shows the other models too.
     """
-
     return {
         **(licence.texts(source) if source else {}),
         RESULTS: (json.dumps(results, allow_nan=False) + "\n").encode(),

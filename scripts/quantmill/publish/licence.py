@@ -50,6 +50,5 @@ def metadata(source: Path) -> dict[str, Any]:
 
 def texts(source: Path) -> dict[str, Path]:
     """Return the files of a checkpoint that hold its terms, by name."""
-
     terms = (path for path in sorted(source.iterdir()) if path.name.startswith(TEXTS) and is_carried(path.name))
     return {path.name: path for path in terms if path.is_file()}

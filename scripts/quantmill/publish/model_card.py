@@ -15,8 +15,9 @@ from quantmill.report import page_header
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS, shown_columns
 from quantmill.report.labels import label
-from quantmill.report.markdown import SAME, cells, load_lines
+from quantmill.report.markdown import SAME, cells, lines, load_lines
 from quantmill.report.numbers import MISSING
+from quantmill.report.rows import Row
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 TASK = "text-generation"
@@ -124,30 +125,22 @@ def text_name(config: Mapping[str, Any], kind: str) -> str:
     return f"a text of the study's ({text})" if text else f"Quantmill's {kind} text"
 
 
-def tables(rows: Sequence[Mapping[str, Any]], reference: str, config: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+def tables(rows: Sequence[Row], reference: str, config: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return conditions, each with the lines of a Markdown table of the rows that were measured under them."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(conditions(row, config), []).append(row)
     return [(escape(words), table_lines(group, reference)) for words, group in groups.items()]
 
 
-def table_lines(rows: Sequence[Mapping[str, Any]], reference: str) -> list[str]:
+def table_lines(rows: Sequence[Row], reference: str) -> list[str]:
     """Return a table of the columns that a report shows at once, without those that no row has."""
-    found = [cells_by_heading(row, reference) for row in rows]
+    found = [cells(row, reference) for row in rows]
     known = [name for name in max(found, key=len) if name not in ("model", "device")]
     headings = [name for name in known if any(row.get(name, MISSING) not in (MISSING, SAME) for row in found)]
     body = [[escape(row.get(name, MISSING)) for name in headings[1:]] for row in found]
     named = [[f"`{label(row)}`", *line] for row, line in zip(rows, body, strict=True)]
-    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *named)]
-
-
-def cells_by_heading(row: Mapping[str, Any], reference: str) -> dict[str, str]:
-    """Return heading -> cell as in the recorded results, also for a row whose speed was not measured."""
-    timed = row["device_details"] is not None
-    whole: Any = row  # of rows as `public.results` left them
-    found = cells(whole, reference)
-    return found if timed else found | {"tokens/s (95%)": MISSING}
+    return lines(headings, named)
 
 
 def reasons(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -213,7 +206,6 @@ def evaluations(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) ->
 
 def result(row: Mapping[str, Any], column: Column, dataset: Mapping[str, Any], said: Mapping[str, Any]) -> EvalResult:
     """Return one figure of a row."""
-
     return EvalResult(
         task_type=TASK,
         task_name="Text generation",

@@ -76,7 +76,7 @@ class Public:
                 self.withheld.append(f"{'.'.join((*where, repr(key)[:60]))}: its name")
             elif key in OF_SERVERS and "options" in where:
                 self.withheld.append(f"{'.'.join((*where, key))}: {each!r:.100}")
-            elif is_place(key) and set(OPTIONS) & {*where} and isinstance(each, str):
+            elif set(OPTIONS) & {*where} and isinstance(each, str) and re.split(r"[_.-]", key.lower())[-1] in PLACES:
                 self.withheld.append(f"{'.'.join((*where, key))}: {each!r:.100}")
                 kept[key] = WITHHELD
             else:
@@ -107,11 +107,6 @@ class Public:
         if last in ("file", "revision") or "texts" in where:
             return bool(IN_A_REPOSITORY.fullmatch(text)) and ".." not in text
         return words.is_name(text) or (last in DEVICES and words.is_device(text))
-
-
-def is_place(key: str) -> bool:
-    """Tell whether an option of this name holds a place or a secret."""
-    return re.split(r"[_.-]", key.lower())[-1] in PLACES
 
 
 def of_study(content: Mapping[str, Any]) -> Public:
@@ -214,7 +209,6 @@ def places() -> list[Path]:
 
 def first_held(content: Path | bytes, needles: Sequence[bytes]) -> bytes | None:
     """Return the first needle that a file or bytes hold. A file is read in pieces that overlap."""
-
     overlap, end = max(map(len, needles), default=1), b""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
         while piece := file.read(PIECE):

@@ -147,5 +147,4 @@ def server_command(
 
 def block(language: str, content: str) -> str:
     """Return a fenced block of Markdown."""
-
     return f"```{language}\n{content}\n```\n".rstrip()

@@ -80,7 +80,6 @@ def _is_model(value: str, names: frozenset[str]) -> bool:
 
 def _words(text: str, names: frozenset[str]) -> Iterator[str]:
     """Yield the words between blanks, without punctuation around them. One slash separates two words."""
-
     for word in text.split():
         bare = word.strip(AROUND).removesuffix("'s")
         if bare in names:

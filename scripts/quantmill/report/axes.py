@@ -64,9 +64,8 @@ def points(rows: Sequence[Row], tasks: Sequence[str] = ()) -> list[dict[str, Any
         value["unchecked"] = caveats.unchecked(row) is not None
         value["label"] = f"{row['model']}: {label(row)}" if several else label(row)
         paired = row["perplexity_ratio"]
-        if (
-            paired and row["perplexity"] is not None
-        ):  # the reference's perplexity as it is, and only what the format changes with its uncertainty
+        # the reference's perplexity as it is, and only what the format changes with its uncertainty
+        if paired and row["perplexity"] is not None:
             base = row["perplexity"] / paired["ratio"]
             value |= {"perplexity_low": base * paired["low"], "perplexity_high": base * paired["high"]}
             value |= {LOSS[0]: paired["ratio"] - 1, LOSS[1]: paired["low"] - 1, LOSS[2]: paired["high"] - 1}

@@ -16,20 +16,19 @@ def all_of(row: Row, reference: str, tokens: str | None = None) -> list[str]:
     `reference`: the format whose default run all others are related to. `tokens`: how others read the model's texts
     differently (tokens.tokenize_texts).
     """
-    about_losses = (
-        *prompts_warning(row["versions"]),
-        *products_warnings(row["versions"]),
+    versions, reason = row["versions"] or {}, unchecked(row)
+    found = (
+        "not built here: another publisher's artifact" if row["prebuilt"] else None,
+        f"not checked against its own weights: {reason}" if reason else None,
+        tokens,
+        experts_warning(row),
+        versions.get(DISTURBANCE),  # of a server whose processes cannot be distinguished from others
+        "its server does not report the number of a prompt's tokens" if "prompts' ids" in versions else None,
+        *products_warnings(versions),
         loss_warning(row, reference),
         loop_warning(row, reference),
     )
-    about_origin = (origin_warning(row), gate_warning(row), tokens, experts_warning(row))
-    found = (*about_origin, disturbance_warning(row["versions"]), *about_losses)
     return [text for text in found if text]
-
-
-def origin_warning(row: Row) -> str | None:
-    """Warn of an artifact that was not built here."""
-    return "not built here: another publisher's artifact" if row["prebuilt"] else None
 
 
 def unchecked(row: Row) -> str | None:
@@ -37,12 +36,6 @@ def unchecked(row: Row) -> str | None:
     nowhere: its engine may calculate another model."""
     gate = (row["artifact"] or {}).get("gate") or {}
     return (gate.get("faithful") or {}).get("unchecked")
-
-
-def gate_warning(row: Row) -> str | None:
-    """Warn of an artifact that was not compared with the weights that it was made from."""
-    reason = unchecked(row)
-    return f"not checked against its own weights: {reason}" if reason else None
 
 
 def experts_warning(row: Row) -> str | None:
@@ -56,23 +49,12 @@ def experts_warning(row: Row) -> str | None:
     return f"its calibration text never reached {len(names)} of {found['count']} experts, the first {names[0]}"
 
 
-def disturbance_warning(versions: Mapping[str, str] | None) -> str | None:
-    """Warn of a server whose processes cannot be distinguished from others, so that a disturbance would not be seen."""
-    return (versions or {}).get(DISTURBANCE)
-
-
-def products_warnings(versions: Mapping[str, str] | None) -> list[str]:
+def products_warnings(versions: Mapping[str, str]) -> list[str]:
     """Warn of a processor that loses more than the format does, or is slower; engines report it with their versions."""
     ends = dict.fromkeys(("int8", "int4"), "elsewhere the same artifact loses less")
     ends["float16"] = "dtype: bfloat16 may be several times as fast"
-    found = {kind: (versions or {}).get(f"{kind} products") for kind in ends}
+    found = {kind: versions.get(f"{kind} products") for kind in ends}
     return [f"its {kind} products {said}: {ends[kind]}" for kind, said in found.items() if said]
-
-
-def prompts_warning(versions: Mapping[str, str] | None) -> list[str]:
-    """Warn of a server that reads texts and does not report their number of tokens."""
-    untold = "prompts' ids" in (versions or {})
-    return ["its server does not report the number of a prompt's tokens"] if untold else []
 
 
 def loss_warning(row: Row, reference: str) -> str | None:

@@ -99,6 +99,11 @@ def device(speed: Mapping[str, Any]) -> str:
     return f"{gpus} x {speed['device']['name']}" if gpus > 1 else speed["device"]["name"]
 
 
+def limits(length: int | list[int]) -> list[int]:
+    """Return a length of the config as a list: a number, or the least and the most."""
+    return length if isinstance(length, list) else [length]
+
+
 def above_noise_floor(loss: Mapping[str, Any], noise: Mapping[str, Any]) -> bool | None:
     """Return whether the divergence exceeds the noise floor's, over the few windows on which that was measured."""
     windows, count = loss["windows"], len(noise["windows"]["kld"])

@@ -18,13 +18,11 @@ from pathlib import Path
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser, printable
 from quantmill.report import merge_runs
-from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
 from quantmill.report.comparison import REGRESSIONS, Change, Limits, Pair, Verdict, figures, pairs
 from quantmill.report.labels import label
 from quantmill.report.numbers import MISSING, number, size
 from quantmill.report.reading import check_together, read_results
-from quantmill.report.rows import Results
 
 WORDS: dict[Verdict, str] = {
     "worse": "WORSE",
@@ -34,19 +32,15 @@ WORDS: dict[Verdict, str] = {
     "better": "better",
     "new": "new",
 }  # the gravest first
+BY_NAME = {column.name: column for column in COLUMNS}
 ERROR = 2  # the exit status of an error, which is not a regression
-
-
-def column_of(change: Change) -> Column:
-    """Return the column of a figure."""
-    return next(column for column in COLUMNS if column.name == change.figure)
 
 
 def amount(change: Change, interval: bool = False) -> str:
     """Return how far a figure moved, with its interval on demand: relative, of the divergence in nats."""
     if change.amount is None or change.after is None or change.before is None:
         return WORDS[change.verdict]
-    column = column_of(change)
+    column = BY_NAME[change.figure]
     if (column.unit, column.parts) == ("B", ("artifact",)):
         return f"{change.after - change.before:+} B" if change.amount else "="
     form = {"paired difference": "+.1g", "paired ratio": "+.2%"}.get(column.judge or "", "+.1%")
@@ -62,17 +56,11 @@ def share(text: str) -> float:
     return value
 
 
-def devices(*runs: Results) -> str:
-    """Name the devices of two runs if they differ."""
-    names = [", ".join(sorted({row["device"] or "nothing" for row in each["rows"]})) for each in runs]
-    return f" (one is of {names[0]}, the other of {names[1]})" if names[0] != names[1] else ""
-
-
 def verdict(pair: Pair) -> str:
     """Summarise a row's figures, the gravest first."""
     if pair.before is None or pair.after is None:
         return "new row" if pair.after else "GONE"
-    named = {word: [column_of(each).heading for each in pair.changes if each.verdict == word] for word in WORDS}
+    named = {word: [BY_NAME[each.figure].heading for each in pair.changes if each.verdict == word] for word in WORDS}
     told = "; ".join(f"{WORDS[word]}: {', '.join(figures)}" for word, figures in named.items() if figures) or "same"
     return f"{told} (disturbed)" if pair.interference and not named["disturbed"] else told
 
@@ -112,8 +100,9 @@ def details(found: Sequence[Pair]) -> Iterator[str]:
 
 def describe(change: Change) -> str:
     """Describe a figure before and after."""
-    form = size if column_of(change).unit == "B" else number
-    text = f"{column_of(change).heading} {form(change.before)} → {form(change.after)}"
+    column = BY_NAME[change.figure]
+    form = size if column.unit == "B" else number
+    text = f"{column.heading} {form(change.before)} → {form(change.after)}"
     if change.amount is not None:
         text += f", {amount(change, interval=change.low is not None)}"
     return f"{text}: {change.note}" if change.note else text
@@ -125,16 +114,6 @@ def status(found: Sequence[Pair]) -> int:
     if any(pair.after is None for pair in found) or any(verdicts[word] for word in REGRESSIONS):
         return 1
     return 2 if verdicts["incomparable"] or verdicts["disturbed"] else 0
-
-
-def write_page(path: Path, before: Results, after: Results) -> None:
-    """Write a page with the rows of both runs. Raises `UserError` if its libraries are missing."""
-    try:
-        text = merge_runs.page(before, after)
-    except ModuleNotFoundError as error:
-        raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
-    with write_atomically(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -156,8 +135,15 @@ def main() -> None:
     found = pairs(before, after, Limits(options.tolerance, options.quality_tolerance, options.count_disturbed))
     lines = [*table(found), "", *map(printable, details(found))]
     if not any(pair.before and pair.after for pair in found):
-        raise UserError(f"{options.before} and {options.after}: no row in common{devices(before, after)}")
+        names = [", ".join(sorted({row["device"] or "nothing" for row in each["rows"]})) for each in (before, after)]
+        devices = f" (one is of {names[0]}, the other of {names[1]})" if names[0] != names[1] else ""
+        raise UserError(f"{options.before} and {options.after}: no row in common{devices}")
     if options.page:
-        write_page(options.page, before, after)
+        try:
+            text = merge_runs.page(before, after)
+        except ModuleNotFoundError as error:
+            raise UserError(f"--page: {sys.executable} lacks {error.name}; run envs/tools/bin/python instead") from None
+        with write_atomically(options.page) as partial:
+            partial.write_text(text, encoding="utf-8")
     print("\n".join(lines).rstrip())
     sys.exit(status(found))

@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from quantmill.metrics import perplexity
 from quantmill.report import pareto
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
@@ -69,13 +66,8 @@ class Pair:
     @property
     def interference(self) -> list[str]:
         """Reasons that disturbed the speed of either run."""
-        return interference(self.before, self.after)
-
-
-def interference(before: Row | None, after: Row | None) -> list[str]:
-    """Return what disturbed the speed of either row."""
-    rows = {"before": before, "after": after}
-    return [f"{when}: {reason}" for when, row in rows.items() if row for reason in row["interference"] or []]
+        rows = {"before": self.before, "after": self.after}
+        return [f"{when}: {reason}" for when, row in rows.items() if row for reason in row["interference"] or []]
 
 
 def pairs(before: Results, after: Results, limits: Limits) -> list[Pair]:
@@ -86,25 +78,19 @@ def pairs(before: Results, after: Results, limits: Limits) -> list[Pair]:
     seen = [{row["device"] for row in each["rows"]} - {None} for each in (before, after)]
     if all(seen) and not seen[0] & seen[1]:
         return []
+    same_reference = before["config"]["reference"] == after["config"]["reference"]
     rest = list(after["rows"])
     found = []
     for one in before["rows"]:
-        other = next((row for row in rest if same_cell(one, row)), None)
-        if other is None:
+        # a row that was not measured has no device
+        same = (row for row in rest if key(row) == key(one) and len({one["device"], row["device"]} - {None}) < 2)
+        if (other := next(same, None)) is None:
             found.append(Pair(one, one, None))
             continue
         rest.remove(other)
-        same_reference = before["config"]["reference"] == after["config"]["reference"]
-        found.append(
-            Pair(other, one, other, list(changes(one, other, limits, same_reference)), differences(one, other))
-        )
+        changed = list(changes(one, other, limits, same_reference))
+        found.append(Pair(other, one, other, changed, differences(one, other)))
     return found + [Pair(row, None, row) for row in rest]
-
-
-def same_cell(one: Row, other: Row) -> bool:
-    """Return whether two rows are of the same cell and device; a row that was not measured has no device."""
-    devices = {one["device"], other["device"]} - {None}
-    return len(devices) < 2 and key(one) == key(other)
 
 
 def figures() -> list[Column]:
@@ -115,9 +101,8 @@ def figures() -> list[Column]:
 def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True) -> Iterator[Change]:
     """Yield the change of every figure that one of two rows has."""
     decoding = difference(before["protocol"]["latency"], after["protocol"]["latency"], DECODING)
-    text = quality_difference(before, after)
-    obstacles = {"latency": decoding, "quality": text}
-    disturbed = not limits.disturbed and bool(interference(before, after))
+    obstacles = {"latency": decoding, "quality": quality_difference(before, after)}
+    disturbed = not limits.disturbed and any(row["interference"] for row in (before, after))
     for column in figures():
         (part, *_), name = column.parts, column.name
         one, other = value_of(before, name), value_of(after, name)
@@ -134,21 +119,14 @@ def changes(before: Row, after: Row, limits: Limits, same_reference: bool = True
             yield Change(name, one, other, "incomparable", note=why)
         elif disturbed and part == "latency":
             yield Change(name, one, other, "disturbed")
+        elif (judged := JUDGES[column.judge](name, before, after)) is None:
+            yield Change(name, one, other, "incomparable", note=NO_WINDOWS)
         else:
-            yield judge(column, before, after, limits)
-
-
-def judge(column: Column, before: Row, after: Row, limits: Limits) -> Change:
-    """Judge a figure that both rows have, measured in the same way."""
-    name = column.name
-    judged = JUDGES[column.judge](name, before, after)
-    if judged is None:
-        return Change(name, value_of(before, name), value_of(after, name), "incomparable", note=NO_WINDOWS)
-    amount, low, high, sure = judged
-    tolerance = {"latency": limits.speed, "quality": limits.quality}.get(column.parts[0], 0.0)
-    worse = amount < 0 if column.better == "higher" else amount > 0
-    verdict: Verdict = "same" if not sure or abs(amount) <= tolerance else "worse" if worse else "better"
-    return Change(name, value_of(before, name), value_of(after, name), verdict, amount, low, high)
+            amount, low, high, sure = judged
+            tolerance = {"latency": limits.speed, "quality": limits.quality}.get(part, 0.0)
+            worse = amount < 0 if column.better == "higher" else amount > 0
+            verdict: Verdict = "same" if not sure or abs(amount) <= tolerance else "worse" if worse else "better"
+            yield Change(name, one, other, verdict, amount, low, high)
 
 
 Judgement = tuple[float, float | None, float | None, bool]  # amount, its ends, whether it is more than chance
@@ -168,12 +146,8 @@ def judge_paired_ratio(name: str, before: Row, after: Row) -> Judgement | None:
 
 def judge_paired_difference(name: str, before: Row, after: Row) -> Judgement | None:
     """Judge the divergence in nats, paired by windows."""
-    windows = pareto.shared_windows(after, before)
-    if windows is None:
-        return None
-    new, old = (np.array(each["kld"]) for each in windows)
-    amount, low, high, tie = perplexity.paired_difference(new, old, np.array(windows[1]["tokens"]))
-    return amount, low, high, not tie
+    found = pareto.difference(after, before, "kld", "tokens")
+    return found and (*found[:3], not found[3])
 
 
 def judge_relative(name: str, before: Row, after: Row) -> Judgement:

@@ -2,6 +2,7 @@
 
 import base64
 import resource
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +57,7 @@ def draw(rows: Sequence[Mapping[str, Any]], loads: bool = False) -> Drawing:
 
 def placeholder(why: str) -> str:
     """Return an SVG that says why there is no picture."""
-    words, lines = why.split(), [""]
-    for word in words:
-        lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) < 80 else [*lines, word]
-    told = ["The plot could not be drawn. results.csv and index.html have its figures.", "", *lines]
+    told = ["The plot could not be drawn. results.csv and index.html have its figures.", "", *textwrap.wrap(why, 90)]
     texts = "".join(f'<text x="20" y="{40 + 22 * i}">{escape(line)}</text>' for i, line in enumerate(told))
     size = f'width="900" height="{60 + 22 * len(told)}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15">{texts}</svg>\n'

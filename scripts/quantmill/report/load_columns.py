@@ -5,14 +5,12 @@ from typing import Any
 
 from quantmill.metrics.serving import Reads, reads
 from quantmill.report import caveats
-from quantmill.report.column import NOT_NEGATIVE, POSITIVE, SHARE, Column, device, of_cell
+from quantmill.report.column import NOT_NEGATIVE, POSITIVE, SHARE, Column, device, limits, of_cell
 from quantmill.report.rows import Row
 
 LARGEST_RATE = "largest rate"
 UNTOLD = "the server does not report it"
 SEARCH = "of the search for the largest rate alone"
-
-
 UNREAD = (
     "known of loads that keep a number of requests in flight (of a mixture of experts, one), if the engine "
     "reports its weights and its cache"
@@ -29,17 +27,6 @@ def latency(name: str, what: str, percent: int, **more: Any) -> Column:
     """Describe a percentile over requests, in ms."""
     text = f"{percent}th percentile over requests of {what} (SERVING.md, Figures)."
     return of_load(f"{name}_p{percent}", text, unit="ms", better="lower", **more)
-
-
-def startup(seconds: list[float | None]) -> float | None:
-    """Return the median of the starts; None of a server that was already running."""
-    known = [each for each in seconds if each is not None]
-    return float(median(known)) if len(known) == len(seconds) else None
-
-
-def limits(length: int | list[int]) -> list[int]:
-    """Return a length of the config as a list: a number, or the least and the most."""
-    return length if isinstance(length, list) else [length]
 
 
 def bytes_read(measured: dict[str, Any], load: dict[str, Any], row: Row) -> Reads | None:
@@ -248,7 +235,7 @@ LOAD_COLUMNS = [
         kind="number",
         text="From the server's start to its first answer; the median of the starts.",
         parts=("measured",),
-        source=lambda measured: startup(measured["summary"]["startup_s"]),
+        source=lambda measured: None if None in (found := measured["summary"]["startup_s"]) else float(median(found)),
         unit="s",
         why_missing=UNTOLD,
         better="lower",

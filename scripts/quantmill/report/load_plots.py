@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from quantmill.report.plot import DATA, colours, version
+from quantmill.report.plot import DATA, VERSION, colours
 
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -52,4 +52,4 @@ def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
         name: each.properties(width="container", height=280).configure_axis(gridOpacity=0.4).configure_view(stroke=None)
         for name, each in drawn.items()
     }
-    return {name: vl_convert.vegalite_to_vega(each.to_dict(), vl_version=version()) for name, each in whole.items()}
+    return {name: vl_convert.vegalite_to_vega(each.to_dict(), vl_version=VERSION) for name, each in whole.items()}

@@ -57,14 +57,11 @@ def _largest(found: Mapping[str, Any]) -> dict[str, Any]:
 def _row(cell: Cell, result: Mapping[str, Any], load: Mapping[str, Any], alone: Row) -> dict[str, Any]:
     found = {"cell": cell, "measured": result, "load": load, "row": alone}
     values = {column.name: column.value(found) for column in LOAD_COLUMNS}
-    refused = values["refused"]
-    missing = {}
-    for column in LOAD_COLUMNS:
-        if refused and column.name not in KEPT:
-            values[column.name] = None
-        if values[column.name] is None:
-            why = load["missing"].get(column.name, column.why_missing)
-            missing[column.name] = f"refused: {refused}" if refused and column.name not in KEPT else why
-    missing = {name: why for name, why in missing.items() if why}
-    extra = {"quantiles": {} if refused else load["quantiles"], "trials": load.get("trials")}
-    return values | {"missing": missing} | {name: value for name, value in extra.items() if value is not None}
+    reasons = {column.name: load["missing"].get(column.name, column.why_missing) for column in LOAD_COLUMNS}
+    if refused := values["refused"]:
+        lost = [name for name in values if name not in KEPT]
+        values |= dict.fromkeys(lost)
+        reasons |= dict.fromkeys(lost, f"refused: {refused}")
+    missing = {name: why for name, why in reasons.items() if values[name] is None and why}
+    extra = {"trials": load["trials"]} if "trials" in load else {}
+    return values | {"missing": missing, "quantiles": {} if refused else load["quantiles"]} | extra

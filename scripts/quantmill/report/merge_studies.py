@@ -59,7 +59,8 @@ def merge(studies: Mapping[str, Results]) -> tuple[Results, list[tuple[str, int]
         for place, row in enumerate(content["rows"]):
             alike = conditions(row, [each for each in content["rows"] if each["model"] == row["model"]])
             group = digest(alike)
-            same = digest([group, key(row), figures_of(row)])
+            built = row["artifact"] and row["artifact"].get("files_sha256")
+            same = digest([group, key(row), built, row["latency_summary"], row["quality_totals"]])
             if same in seen:
                 continue
             seen.add(same)
@@ -93,11 +94,6 @@ def merge(studies: Mapping[str, Results]) -> tuple[Results, list[tuple[str, int]
     if tasks:
         merged["tasks"] = tasks
     return merged, origins
-
-
-def figures_of(row: Row) -> Any:
-    """Return what makes two rows one."""
-    return row["artifact"] and row["artifact"].get("files_sha256"), row["latency_summary"], row["quality_totals"]
 
 
 def rename(found: Sequence[tuple[Row, str, int]]) -> None:

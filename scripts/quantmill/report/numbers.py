@@ -1,6 +1,7 @@
-"""Numbers as text, the same on the page and in the README."""
+"""Numbers as text, the same on the page and in the README, and tables of them for a terminal."""
 
 import math
+from collections.abc import Collection, Sequence
 
 MISSING = "\u2013"
 
@@ -25,3 +26,12 @@ def size(value: float | None) -> str:
             return f"{number(value, 3)} {unit}"
         value /= 1000
     return f"{number(value, 3)} TB"
+
+
+def align(lines: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Return lines of equally wide columns; those of `right` are aligned to the right."""
+    columns = []
+    for place, column in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if place in right else cell.ljust(width) for cell in column])
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]

@@ -17,7 +17,7 @@ from quantmill.report.drawing import Drawing
 from quantmill.report.labels import label, mode_label
 from quantmill.report.load_columns import LOAD_COLUMNS
 from quantmill.report.results import failures
-from quantmill.report.rows import Load, Results, Row, Study, Variant, value_of
+from quantmill.report.rows import Load, Results, Row, Study, value_of
 
 FILES = Path(__file__).with_name("page_files")
 SCRIPTS = ["elements.js", "help.js", "notices.js", "verdict.js", "plots.js", "table.js", "details.js", "loads.js"]
@@ -27,6 +27,7 @@ ORIGINS = (
     *("quality gate", "libraries", "device", "latency", "quality"),
 )
 PLOTTED = ("perplexity_low", "perplexity_high", *axes.LOSS, *axes.SPEED, "roofline", "label", "pale")  # not as columns
+VARIANT = ("tokens", "batch", "skipped", "refused", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
 PAGE_BYTES = 2_900_000  # of the page; beyond it, details of models are left out
 RELOAD = 5  # seconds, of a page that is still being filled
 DIGITS = 6  # of figures in the page; results.json has them all
@@ -75,12 +76,6 @@ def provenance(row: Row) -> list[Any]:
         row["protocol"]["latency"],
         row["protocol"]["quality"],
     ]
-
-
-def short(entry: Variant) -> dict[str, Any]:
-    """Return what the page shows of a longer prompt or a batch."""
-    names = ("tokens", "batch", "skipped", "refused", "ttft_ms_p50", "tpot_ms_p50", "tokens_per_second")
-    return {name: round_figure(value_of(entry, name)) for name in names if name in entry}
 
 
 def differences(rows: Sequence[Row]) -> list[str]:
@@ -144,7 +139,10 @@ def row_data(row: Row, drawn: Mapping[str, Any], pool: Pool, table: Sequence[Col
         "warnings": row["warnings"],
         "own": deployed.why_own(row),
         "bandwidth disturbed": bool(row["device_bandwidth"] and row["device_bandwidth"]["disturbed"]),
-        "variants": [short(entry) for entry in (row["lengths"] or []) + (row["batches"] or [])],
+        "variants": [
+            {name: round_figure(value_of(entry, name)) for name in VARIANT if name in entry}
+            for entry in (row["lengths"] or []) + (row["batches"] or [])
+        ],
         "origins": [pool.number(value) for value in provenance(row)],
     }
 

@@ -20,7 +20,7 @@ def versions(rows: Sequence[Row]) -> dict[str, list[str]]:
         for name, text in (row["versions"] or {}).items():
             if str(text)[:1].isdigit() and str(text) not in found.setdefault(name, []):
                 found[name].append(str(text))
-    return {name: texts for name, texts in found.items() if texts}
+    return found
 
 
 def load(protocol: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from quantmill.metrics import perplexity
 from quantmill.report import caveats, deployed, repetition
 from quantmill.report.labels import label
-from quantmill.report.rows import Ratio, Row, Windows
+from quantmill.report.rows import Ratio, Row, value_of
 
 # set of a row beside its model's reference, when all rows are there
 PAIRED = ("nll_difference", "nll_difference_low", "nll_difference_high", "nll_verdict")
@@ -18,36 +18,36 @@ OPEN = "its speed was disturbed, so it is a lower bound, and leaves open whether
 UNCHECKED = "its artifact was not checked against its own weights, so it is not compared"
 
 
-def shared_windows(one: Row, other: Row) -> tuple[Windows, Windows] | None:
-    """Return the windows of two rows if both were scored on the same windows of the same text."""
-    windows, protocols = (one["quality_windows"], other["quality_windows"]), (one["protocol"], other["protocol"])
-    if windows[0] is None or windows[1] is None or windows[0]["tokens"] != windows[1]["tokens"]:
-        return None
+def difference(one: Row, other: Row, figure: str, per: str) -> tuple[float, float, float, bool] | None:
+    """Return how much a row's `figure` exceeds another's, as sums of windows over that of `per`, with its paired 95%
+    interval and whether that holds 0; None unless both were scored on the same windows of the same text."""
+    mine, theirs, protocols = one["quality_windows"], other["quality_windows"], (one["protocol"], other["protocol"])
     texts = {each["quality"]["text_sha256"] for each in protocols if each["quality"]}
-    return (windows[0], windows[1]) if len(texts) == 1 else None
+    if mine is None or theirs is None or mine["tokens"] != theirs["tokens"] or len(texts) != 1:
+        return None
+    return perplexity.paired_difference(
+        np.array(value_of(mine, figure)), np.array(value_of(theirs, figure)), np.array(value_of(mine, per))
+    )
 
 
 def perplexity_ratio(candidate: Row, reference: Row) -> Ratio | None:
     """Return one row's perplexity over another's; None if the two cannot be paired."""
-    windows = shared_windows(candidate, reference)
-    if windows is None:
+    if (found := difference(candidate, reference, "nll", "counts")) is None:
         return None
-    mine, theirs = (np.array(each["nll"]) for each in windows)
-    nll, low, high, tie = perplexity.paired_difference(mine, theirs, np.array(windows[0]["counts"]))
+    nll, low, high, tie = found
     return {"ratio": math.exp(nll), "low": math.exp(low), "high": math.exp(high), "tie": tie}
 
 
 def relate(each: Row, reference: Row | None) -> None:
     """Set what a row says of itself beside its model's reference, its loops too."""
     repetition.relate(each, reference)
-    windows = reference and shared_windows(each, reference)
+    found = reference and difference(each, reference, "nll", "tokens")
     each["perplexity_ratio"] = perplexity_ratio(each, reference) if reference else None
-    if not windows:
+    if not found:
         for name in PAIRED:
             each["missing"].setdefault(name, "nothing to compare it with")
         return
-    mine, theirs = (np.array(window["nll"]) for window in windows)
-    nll, low, high, tie = perplexity.paired_difference(mine, theirs, np.array(windows[0]["tokens"]))
+    nll, low, high, tie = found
     tie = tie or each["above_noise_floor"] is False  # no further than the same weights in another arithmetic
     each["nll_difference"], each["nll_difference_low"], each["nll_difference_high"] = nll, low, high
     each["nll_verdict"] = "reference" if each is reference else "tie" if tie else "worse" if nll > 0 else "better"

@@ -3,10 +3,8 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import parquet
 
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
@@ -64,8 +62,3 @@ def table(results: Results, results_sha256: str, columns: Sequence[Column] = COL
         }
         rows.append({**{column.name: value_of(row, column.name) for column in columns}, **study, **protocol})
     return pa.Table.from_pylist(rows, schema=schema(columns))
-
-
-def write(path: Path, results: Results, results_sha256: str, columns: Sequence[Column] = COLUMNS) -> None:
-    """Write the table of a results.json."""
-    parquet.write_table(table(results, results_sha256, columns), path)

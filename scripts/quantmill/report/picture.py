@@ -41,28 +41,20 @@ def boxes(marks: Marks) -> list[Box]:
     for kind, items in marks:
         if kind == "symbol":
             found += [(each["x"] - 6, each["y"] - 6, each["x"] + 6, each["y"] + 6) for each in items]
-        elif kind == "rule":
-            ends = [{"x2": each["x"], "y2": each["y"], **each} for each in items]
-            found += [bar(each["x"], each["y"], each["x2"], each["y2"]) for each in ends]
-        elif kind == "text":
-            found += [corner(each) for each in items]
+        elif kind == "rule":  # an interval, along either axis
+            for each in items:
+                (left, right), (top, bottom) = (sorted((each[axis], each.get(f"{axis}2", each[axis]))) for axis in "xy")
+                found.append((left - 1, top - 1, right + 1, bottom + 1))
+        elif kind == "text":  # which begins or ends at its place
+            for each in items:
+                left = each["x"] - (80 if each.get("align") == "right" else 0)
+                found.append((left, each["y"] - 26, left + 80, each["y"]))
         else:
             for one, other in pairwise(items):
                 for i in range(STEPS):
                     x, y = (one[axis] + i / STEPS * (other[axis] - one[axis]) for axis in "xy")
                     found.append((x - 1, y - 1, x + 1, y + 1))
     return found
-
-
-def bar(x: float, y: float, x2: float, y2: float) -> Box:
-    """Return the box of an interval, along either axis."""
-    return min(x, x2) - 1, min(y, y2) - 1, max(x, x2) + 1, max(y, y2) + 1
-
-
-def corner(item: Mapping[str, Any]) -> Box:
-    """Return the box of the word in the better corner, which begins or ends at its place."""
-    left = item["x"] - (80 if item.get("align") == "right" else 0)
-    return left, item["y"] - 26, left + 80, item["y"]
 
 
 def mark(kind: str, **values: Any) -> dict[str, Any]:
@@ -74,7 +66,7 @@ def specification(quality: str, cost: str, rows: Sequence[Mapping[str, Any]]) ->
     """Return the picture of the rows of `axes.points` that have both figures, in Vega."""
     rows = [row for row in rows if row[quality] is not None and row[cost] is not None]
     chart = plot.chart(quality, cost, rows, picture=True)
-    found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.version())
+    found = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=plot.VERSION)
     one = len({row["model"] for row in rows}) == 1
     texts = [row["cell"] if one else row["label"] for row in rows]
     if 0 < len(texts) <= LABELS:

@@ -21,12 +21,10 @@ from quantmill.report.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_ta
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right"]
+VERSION = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])  # of Vega-Lite, as Altair and vl_convert name it
 DATA = "rows"
-ANCHORS = [
-    "right",
-    "left",
-    *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", "")),
-]  # labels'
+# of labels
+ANCHORS = ["right", "left", *(f"{side}{end}" for side in ("top", "bottom") for end in ("-right", "-left", ""))]
 GOOD = "#2E8B57"  # of the word in the better corner, legible on white and on black
 GREY = "#888888"
 SYMLOG = {"kld_mean": 1e-4, "perplexity_loss": 1e-3}  # below which the scale is linear
@@ -37,19 +35,15 @@ TICKS = {
 SHARES = {"perplexity_loss": ".3~%", "top1_agreement": ".1%"}  # and how their ticks are written
 
 
-def cycle(scale: Sequence[str], names: Sequence[str]) -> alt.Scale:
-    """Return a scale that assigns its values to names in turn, cyclically."""
+def cycle(scale: Sequence[str], rows: Sequence[Mapping[str, Any]], name: str) -> alt.Scale:
+    """Return a scale that assigns its values in turn, cyclically, to those of `name`, in the table's order."""
+    names = list(dict.fromkeys(row[name] for row in rows))
     return alt.Scale(domain=names, range=[scale[i % len(scale)] for i in range(len(names))])
 
 
 def colours(rows: Sequence[Mapping[str, Any]], name: str = "cell", title: str = "format") -> alt.Color:
     """Return a colour for each format and run, or other values of `name`, in the table's order."""
-    return alt.Color(f"{name}:N", title=title, scale=cycle(PALETTE, list(dict.fromkeys(row[name] for row in rows))))
-
-
-def shapes(rows: Sequence[Mapping[str, Any]], name: str = "model", title: str = "model") -> alt.Shape:
-    """Return a shape for each model, or other values of `name`, in the table's order."""
-    return alt.Shape(f"{name}:N", title=title, scale=cycle(SHAPES, list(dict.fromkeys(row[name] for row in rows))))
+    return alt.Color(f"{name}:N", title=title, scale=cycle(PALETTE, rows, name))
 
 
 def better_corner(quality: str, cost: str) -> alt.Chart:
@@ -88,9 +82,10 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     x.axis = alt.Axis(format="~s", labelOverlap=True, **ticks(cost))
     y = alt.Y(f"{quality}:Q", title=up, scale=alt.Scale(type=up_scale, zero=False, nice=False, padding=28, **options))
     y.axis = alt.Axis(format=SHARES.get(quality, ".1%" if is_task(quality) else "~g"), **ticks(quality))
-    one, of_engines, engine = len(models) == 1, sized or picture, ("engine", "engine")
-    colour = colours(rows, *(engine if of_engines else ()))
-    shape = shapes(rows, *(engine if of_engines and one else ()))
+    one, of_engines = len(models) == 1, sized or picture
+    colour = colours(rows, "engine", "engine") if of_engines else colours(rows)
+    shaped = "engine" if of_engines and one else "model"
+    shape = alt.Shape(f"{shaped}:N", title=shaped, scale=cycle(SHAPES, rows, shaped))
     legend = alt.Legend(symbolOpacity=1, orient="bottom", columns=7 if picture else 3)
     colour.legend = legend if of_engines else None
     shape.legend = legend if (of_engines if one else picture) else None
@@ -116,16 +111,13 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
         layers.append(bar)
     tooltip = [alt.Tooltip("model:N"), alt.Tooltip("cell:N", title="format")]
     tooltip += [alt.Tooltip(f"{name}:N") for name in ("engine", "compute_type", "device")]
-    tooltip += [alt.Tooltip(f"{name}:Q", format=".4~g") for name in (quality, *_ends(quality), cost, *_ends(cost))]
+    ends = {name: ("", "_low", "_high") if name in INTERVALS else ("",) for name in (quality, cost)}
+    tooltip += [alt.Tooltip(f"{name}{end}:Q", format=".4~g") for name, each in ends.items() for end in each]
     faint = {} if sized else {"condition": {"test": "datum.pale", "value": 0.35}}
     points = base.mark_point(filled=True, size=70 if of_engines else 110).encode(
         x=x, y=y, color=colour, shape=shape, tooltip=tooltip, opacity=alt.OpacityValue(1, **faint)
     )
-    title = (
-        {"title": heading(models, sized, any(row["disturbed"] for row in rows), any(row["own"] for row in rows))}
-        if picture
-        else {}
-    )
+    title = {"title": heading(rows, models, sized)} if picture else {}
     return (
         alt.layer(*layers, points.properties(name="points"))
         .add_params(alt.param(name="rooflines", value=False))
@@ -135,10 +127,11 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     )
 
 
-def heading(models: Sequence[str], sized: bool, disturbed: bool, own: bool) -> alt.TitleParams:
+def heading(rows: Sequence[Mapping[str, Any]], models: Sequence[str], sized: bool) -> alt.TitleParams:
     """Return the title of a picture."""
     if not sized:
-        reasons = ["disturbed, so at least as fast"] * disturbed + ["Quantmill's own speed"] * own
+        told = {"disturbed": "disturbed, so at least as fast", "own": "Quantmill's own speed"}
+        reasons = [said for name, said in told.items() if any(row[name] for row in rows)]
         note = f"pale: {' or '.join(reasons)}" if reasons else ""
         return alt.TitleParams(note, fontSize=12, fontWeight="normal", anchor="end")
     whose = f"{models[0]}: what" if len(models) == 1 else "What"
@@ -150,10 +143,6 @@ def heading(models: Sequence[str], sized: bool, disturbed: bool, own: bool) -> a
 def ticks(name: str) -> dict[str, Any]:
     """Return the ticks of an axis, or how many it chooses itself."""
     return {"values": TICKS[name]} if name in TICKS else {"tickCount": 6}
-
-
-def _ends(name: str) -> tuple[str, ...]:
-    return (f"{name}_low", f"{name}_high") if name in INTERVALS else ()
 
 
 def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequence[str]) -> dict[str, Any]:
@@ -172,7 +161,7 @@ def label_mark(name: str, points: str, text: Mapping[str, Any], avoided: Sequenc
 
 def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     """Compile a chart to Vega, with a label for every point, and for every roofline if these are drawn."""
-    specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=version())
+    specification = vl_convert.vegalite_to_vega(drawn.to_dict(), vl_version=VERSION)
     marks = specification["marks"]
     hidden = [mark["name"] for mark in marks if mark["type"] in ("symbol", "rule", "rect", "text")]
     marks.append(label_mark("labels", "points_marks", {"field": "datum.label"}, hidden))
@@ -182,24 +171,19 @@ def vega(drawn: alt.LayerChart) -> dict[str, Any]:
     return specification
 
 
-def version() -> str:
-    """Return the version of Vega-Lite, as Altair and vl_convert both name it."""
-    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
 def program() -> str:
     """Return Vega, as it draws in a browser.
 
     vl-convert takes five seconds of a core to bundle it. The user's cache folder keeps it, if possible, under its hash,
-     so that a damaged file is made again.
+    so that a damaged file is made again.
     """
-    name = f"vega-{vl_convert.__version__}-{version()}"
+    name = f"vega-{vl_convert.__version__}-{VERSION}"
     with suppress(OSError):
         for kept in cache().glob(f"{name}-*.js"):
             content = kept.read_bytes()
             if kept.name == f"{name}-{hashlib.sha256(content).hexdigest()}.js":
                 return content.decode()
-    made = vl_convert.javascript_bundle(vl_version=version())
+    made = vl_convert.javascript_bundle(vl_version=VERSION)
     digest = hashlib.sha256(made.encode()).hexdigest()
     with suppress(OSError, UserError), write_atomically(cache() / f"{name}-{digest}.js") as partial:
         partial.write_bytes(made.encode())
@@ -241,5 +225,5 @@ def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[s
     for name, drawn in (("divergence", divergence), ("gaps", gaps), ("prompts", prompts)):
         whole = drawn.properties(width="container", height=260).configure_axis(gridOpacity=0.4)
         whole = whole.configure_view(stroke=None)
-        found[name] = vl_convert.vegalite_to_vega(whole.to_dict(), vl_version=version())
+        found[name] = vl_convert.vegalite_to_vega(whole.to_dict(), vl_version=VERSION)
     return found

@@ -61,7 +61,9 @@ def read_results(path: Path) -> Results:
         for place, row in enumerate(content["rows"]):
             for where, what in _contradictions(row):
                 raise _Wrong(("rows", place, *where), what)
-            _complete(row, content["config"]["models"])
+            for name in (column.name for column in COLUMNS if value_of(row, column.name) is None):
+                row["missing"].setdefault(name, UNTOLD)
+            content["config"]["models"].setdefault(row["model"], {})
         check_together({str(path): content})
     except _Wrong as error:
         raise UserError(f"{path}: {printable(str(error)):.400} (see {SCHEMA.name}); make the report again") from None
@@ -118,14 +120,10 @@ def _check_text(text: str, where: Sequence[Any], most: int) -> None:
         raise _Wrong(where, "is a text with half a character (a lone surrogate), which cannot be written")
 
 
-def _is_integer(_: Any, value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 # JSON Schema takes 1e30 for an integer
 _Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
-    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int),
 )
 
 
@@ -144,14 +142,6 @@ def _check_pairs(rows: Sequence[Row]) -> None:
         if count**2 * max(windows, default=1) > MOST_PAIRS:
             what = f"{count} rows of {model!r:.80}, of {max(windows, default=1)} windows, are too many to compare"
             raise _Wrong(("rows",), what)
-
-
-def _complete(row: Row, models: dict[str, Any]) -> None:
-    """Give a row a reason for each empty column, and its model an empty config, if the file has none."""
-    for column in COLUMNS:
-        if value_of(row, column.name) is None:
-            row["missing"].setdefault(column.name, UNTOLD)
-    models.setdefault(row["model"], {})
 
 
 def _contradictions(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {"options": {}, "gpus": 1}  # of a run that names non
 # set later, when all rows are there
 UNSET: dict[str, Any] = {"dominated_by": None, "warnings": [], "device_bandwidth": None, "perplexity_ratio": None}
 TOTALS = ("total_nll", "scored_tokens", "tokens", "words", "bytes")
+RAW = ("runs", "output_ids", "deterministic")  # single runs and tokens, of a longer prompt or a batch
 PENDING = "still to come: the study is running"
 # how reasons begin and end that another run can take away
 FAILED, AGAIN = "failed", "; run again"
@@ -150,11 +151,6 @@ def hash_files(artifact: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"files_sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
 
 
-def drop_raw(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was measured with a longer prompt or a batch, without single runs and tokens."""
-    return {name: value for name, value in entry.items() if name not in ("runs", "output_ids", "deterministic")}
-
-
 def make_row(cell: Cell, config: Mapping[str, Any]) -> Row:
     """Make a row of the report, with what the page and comparisons need beyond the columns of results.csv.
 
@@ -204,7 +200,10 @@ def speed_details(speed: Mapping[str, Any] | None) -> dict[str, Any]:
             for way in speed["other_modes"]
         ],
         "latency_summary": speed["summary"],
-        **{name: [drop_raw(entry) for entry in speed[name]] for name in ("lengths", "batches")},
+        **{
+            part: [{name: value for name, value in each.items() if name not in RAW} for each in speed[part]]
+            for part in ("lengths", "batches")
+        },
         "device_details": speed["device"],
     }
 

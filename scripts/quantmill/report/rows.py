@@ -147,7 +147,6 @@ class Row(TypedDict):
     nll_difference_low: float | None
     nll_difference_high: float | None
     nll_verdict: str | None
-    group_size: int | None
     deployed_tokens_per_second: float | None
     deployed_tokens_per_second_low: float | None
     deployed_tokens_per_second_high: float | None
@@ -170,7 +169,6 @@ class Row(TypedDict):
     latency_summary: dict[str, Any] | None
     lengths: list[Variant] | None
     batches: list[Variant] | None
-    quality_summary: dict[str, Any] | None
     quality_windows: Windows | None
     quality_totals: dict[str, Any] | None
     device_details: dict[str, Any] | None

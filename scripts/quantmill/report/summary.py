@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from quantmill.common.program import printable
 from quantmill.report import caveats, deployed
 from quantmill.report.labels import label
-from quantmill.report.numbers import MISSING, number, size
+from quantmill.report.numbers import MISSING, align, number, size
 from quantmill.report.rows import Results, Row
 
 BUDGET = 0.01  # of perplexity over the reference's, as the page's slider begins
@@ -40,12 +40,6 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     return [first, *(row for row in group if row is not first)]
 
 
-def rate(row: Row) -> str:
-    """Return a row's speed; of a disturbed one the lower bound."""
-    found = speed(row)
-    return f"at least {number(found[1], 3)} tokens/s" if row["interference"] else f"{number(found[0], 3)} tokens/s"
-
-
 def verdict(rows: Sequence[Row], reference: str) -> str:
     """Name the fastest of one model's rows that loses at most `BUDGET`, as far as it is known."""
     measured = [row for row in rows if row["tokens_per_second"] is not None]
@@ -74,7 +68,9 @@ def verdict(rows: Sequence[Row], reference: str) -> str:
     equals = f" (as fast, as far as can be told: {', '.join(map(label, others))})" if others else ""
     unsure = f" (disturbed, perhaps faster: {', '.join(open_)})" if open_ else ""
     what = f"; {loss(first, reference)}" if scored else ""
-    return f"fastest {limit}: {label(first)}, {rate(first)}{what}{equals}{unsure}"
+    rate, low, _ = speed(first)
+    said = f"at least {number(low, 3)}" if first["interference"] else number(rate, 3)
+    return f"fastest {limit}: {label(first)}, {said} tokens/s{what}{equals}{unsure}"
 
 
 def over_reference(row: Row, reference: str) -> str:
@@ -109,14 +105,7 @@ def table(rows: Sequence[Row], reference: str) -> list[str]:
         )
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *lines, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if 0 < place < len(widths) - 1 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in (HEADINGS, *lines)
-    ]
+    return align([HEADINGS, *lines], right=range(1, len(HEADINGS) - 1))
 
 
 def text(results: Results, page: str) -> str:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from pyarrow.parquet import write_table
+
 from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import parser, printable
@@ -60,8 +62,8 @@ def main() -> None:
     files: dict[str, Callable[[Path], object]] = {
         "results.csv": lambda path: results.write_csv(path, wide, table),
         "results.json": lambda path: path.write_text(json.dumps(collected, allow_nan=False) + "\n", encoding="utf-8"),
-        "results.parquet": lambda path: parquet.write(
-            path, {**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table
+        "results.parquet": lambda path: write_table(
+            parquet.table({**collected, "rows": wide}, manifest.sha256(dst / "results.json"), table), path
         ),
         "quality-speed.svg": lambda path: path.write_text(drawn.svg, encoding="utf-8"),
         "quality-size.svg": lambda path: path.write_text(drawn.sizes, encoding="utf-8"),

@@ -149,15 +149,11 @@ class LogHandler(LogHandlerBase):
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
         self.progress.hear(record, time.monotonic())
-        stays = event == LogEvent.JOB_ERROR or record.levelno >= logging.WARNING or self._is_notice(record)
+        # Snakemake's last messages, and Quantmill's summary
+        notice = record.getMessage().startswith(NOTICES) or hasattr(record, "summary")
+        stays = event == LogEvent.JOB_ERROR or record.levelno >= logging.WARNING or notice
         if stays or event in (LogEvent.JOB_INFO, LogEvent.JOB_FINISHED):
             self._draw(self.format(record) if stays else "")
-
-    def _is_notice(self, record: logging.LogRecord) -> bool:
-        """Tell whether a message is for the reader: Snakemake's last ones, and Quantmill's summary."""
-
-        message = record.getMessage()
-        return hasattr(record, "summary") or message.startswith(NOTICES)
 
     def close(self) -> None:
         self.over.set()

@@ -64,11 +64,7 @@ function showDetails() {
     gaps: ["How long each token took after the one before", formats.flatMap(([format, each]) => (each.gaps_ms ?? []).map((itl_ms, i) => ({ cell: format, itl_ms, quantile: DATA.quantiles[i] })))],
     prompts: ["How long each prompt took to its first token", formats.flatMap(([format, each]) => (each.prompts ?? []).map((prompt, i) => ({ cell: format, prompt: i + 1, tokens: prompt.tokens, ttft_ms: prompt.ttft_ms, per_second: prompt.tokens_per_second })))],
   };
-  const figures = Object.entries(DATA.undrawn ? {} : charts).filter(([, [, values]]) => values.length).map(([name, [caption, values]]) => {
-    const target = element("div", { class: "plot" });
-    draw(target, `${caption}, ${model}`, DATA["detail plots"][name], values);
-    return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, PLOT_HELP[name])), target);
-  });
+  const figures = Object.entries(charts).map(([name, [caption, values]]) => plotted(caption, PLOT_HELP[name], model, DATA["detail plots"][name], values)).filter(Boolean);
   const parts = formats.filter(([format, each]) => each.divergence && format !== DATA.reference && !ties.has(format)).map(([format, each]) => passages(format, each.divergence));
   const asked = formats.flatMap(([format, each]) => Object.entries(each.tasks ?? {}).map(([task, told]) => answers(format, task, told)));
   const more = rows.flatMap((row) => row.variants.filter((each) => !each.skipped).map((each) => [row, each]));

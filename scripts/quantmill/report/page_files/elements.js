@@ -28,6 +28,16 @@ function element(name, attributes = {}, ...inside) {
   return made;
 }
 
+/** Copy a text by the browser; `status` says that it is done, or why not. */
+async function copyText(text, status, done) {
+  try {
+    await navigator.clipboard.writeText(text);
+    status.textContent = done;
+  } catch (error) {
+    status.textContent = `this browser does not let a page copy: ${error.message}`;
+  }
+}
+
 /** A number to `digits` significant digits, whole ones in full; below 1e-6 zero, null a dash. */
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return "–";

@@ -98,14 +98,8 @@ function drawnLoads(name) {
 
 function showLoadPlots() {
   const model = find("load-model").value;
-  const figures = Object.entries(DATA.undrawn ? {} : LOAD_PLOTS).map(([name, [caption, what]]) => {
-    const values = drawnLoads(name).filter((row) => row.model === model);
-    if (!values.length) return null;
-    const target = element("div", { class: "plot" });
-    draw(target, `${caption}, ${model}`, DATA["load plots"][name], values);
-    return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, what)), target);
-  });
-  find("load-plots").replaceChildren(element("div", { class: "plots" }, figures.filter((each) => each !== null)));
+  const figures = Object.entries(LOAD_PLOTS).map(([name, [caption, what]]) => plotted(caption, what, model, DATA["load plots"][name], drawnLoads(name).filter((row) => row.model === model)));
+  find("load-plots").replaceChildren(element("div", { class: "plots" }, figures));
 }
 
 /** A figure, or by a click why there is none. */

@@ -23,8 +23,7 @@ find("sort").addEventListener("change", () => {
 CARDS.addEventListener("change", showTable);
 new ResizeObserver(hintAtWidth).observe(find("scroll"));
 find("scroll").addEventListener("scroll", hintAtWidth);
-find("copy-markdown").addEventListener("click", () => copy("markdown"));
-find("copy-csv").addEventListener("click", () => copy("csv"));
+for (const kind of ["markdown", "csv"]) find(`copy-${kind}`).addEventListener("click", () => copyText(asText(kind), find("copied"), `copied ${shownRows().length} rows`));
 find("model").addEventListener("change", () => { showDetails(); showProvenance(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showPlot(); if (LOADS.length) showLoadPlots(); showDetails(); });
 

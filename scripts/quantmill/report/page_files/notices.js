@@ -5,15 +5,7 @@ const NOTICED = 12; // lines of a list
 /** A command to copy with one click. */
 function command(text) {
   const status = element("span", { role: "status" });
-  const copied = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      status.textContent = "copied";
-    } catch (error) {
-      status.textContent = `this browser does not let a page copy: ${error.message}`;
-    }
-  };
-  return element("div", { class: "command" }, element("pre", { tabindex: 0 }, text), element("button", { type: "button", onclick: copied }, "copy the command"), status);
+  return element("div", { class: "command" }, element("pre", { tabindex: 0 }, text), element("button", { type: "button", onclick: () => copyText(text, status, "copied") }, "copy the command"), status);
 }
 
 /** One notice: what is the matter, its lines, and what to run. */

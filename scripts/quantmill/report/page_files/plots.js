@@ -34,6 +34,14 @@ function embed(target, label, specification, values, signals = {}) {
     .then(({ view }) => view.addEventListener("click", (event, item) => explainPoint(target, event, item)));
 }
 
+/** A plot of one model below its caption, which `what` explains; null without rows, or where nothing can be drawn. */
+function plotted(caption, what, model, specification, values) {
+  if (DATA.undrawn || !values.length) return null;
+  const target = element("div", { class: "plot" });
+  draw(target, `${caption}, ${model}`, specification, values);
+  return element("figure", {}, element("figcaption", {}, caption, " ", help(`this plot: ${caption}`, what)), target);
+}
+
 /** Whether a cost is the artifact's, on whichever device and however disturbed. */
 const sized = (cost) => DATA.axes.sizes.includes(cost);
 

@@ -191,12 +191,3 @@ function asText(kind) {
   const lines = rows.map((row) => columns.map((column) => ((column.name === "format" ? row.label : text(column.name, row[column.name])) || "–") + (column.name === "tokens_per_second" && disturbed(row) ? ", disturbed" : "")));
   return [heads, columns.map((column) => (named(column) ? "---" : "---:")), ...lines].map((line) => `| ${line.map(markdownCell).join(" | ")} |`).join("\n") + "\n";
 }
-
-async function copy(kind) {
-  try {
-    await navigator.clipboard.writeText(asText(kind));
-    find("copied").textContent = `copied ${shownRows().length} rows`;
-  } catch (error) {
-    find("copied").textContent = `this browser does not let a page copy: ${error.message}`;
-  }
-}
