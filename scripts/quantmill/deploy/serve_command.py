@@ -1,5 +1,6 @@
-"""Print the commands that serve a cell's artifact with the options of its measurement: a command line, `docker run`, a
-compose file. Snakemake's own Python runs it, and it starts nothing.
+"""Print the commands that serve a cell's artifact with the options of its measurement.
+
+They are a command line, `docker run` and a compose file. Snakemake's own Python runs it, and it starts nothing.
 
     make serve-command CELL=MODEL/FORMAT@RUN [CONFIG=study.yaml]
 """

@@ -1,5 +1,7 @@
-"""Print a study as JSON: the jobs that are left, the config with its defaults, the rows of the report, the layouts that
-servers load, and the figures of registered formats and engines. Runs in Snakemake's own Python.
+"""Print a study as JSON, for plan.show and deploy.serve_command. Runs in Snakemake's own Python.
+
+It has the jobs that are left, the config with its defaults, the rows of the report, the layouts that servers load, and
+the figures of registered formats and engines.
 
     .venv/bin/python scripts/quantmill plan.list_jobs [CONFIG]
 """

@@ -1,5 +1,4 @@
-"""Join all results to results.csv, results.json, results.parquet, quality-speed.svg and .png, quality-size.svg, and
-index.html; those of servers under load to loads.csv.
+"""Write the report: the page, the pictures, and all results as CSV, JSON and Parquet.
 
     python scripts/quantmill report.write STUDY DST [--incomplete | --running]
 

@@ -1,5 +1,4 @@
-"""Write the columns of scripts/quantmill/report/columns.py into results.schema.json, the published schema of
-results.json.
+"""Write the columns of report/columns.py into results.schema.json, the published schema of results.json.
 
     python scripts/quantmill report.write_schema
 
