@@ -283,3 +283,12 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     assert titles <= {"Quantmill: quality versus speed"}  # what markup would have changed
+
+
+def column(page: Page, name: str) -> list[str]:
+    """Return the texts of one column of the table, without the small print."""
+    place = page.locator("#table thead th .sort").evaluate_all(
+        "(all, id) => all.findIndex((each) => each.id === id)", f"sort-{name}"
+    )
+    cells = page.locator(f"#table tbody tr > :nth-child({place + 1})")
+    return cells.evaluate_all("(all) => all.map((each) => each.firstChild.textContent)")

@@ -82,7 +82,7 @@ def test_links_that_lead_out(hostile_model: Path, tmp_path: Path, refusal: Calla
 
 @pytest.mark.parametrize("manifest", ["", '{"source": {}, "files": {}}'])
 def test_a_tokenizer_that_is_a_link(hostile_model: Path, tmp_path: Path, refusal: Callable, manifest: str) -> None:
-    """Whether or not the folder claims to be one of ours."""
+    """Refuse it, also in a folder that claims to be Quantmill's."""
     (tmp_path / "secret").write_text("secret")
     safetensors_with(hostile_model / "model.safetensors", ONE)
     (hostile_model / "tokenizer.json").symlink_to(tmp_path / "secret")

@@ -204,7 +204,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return nvml
 
 
-def disturbed(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: Load | None) -> list[str]:
+def interference_of(url: str, monkeypatch: pytest.MonkeyPatch, own: set[int], load: Load | None) -> list[str]:
     """Return the interference that latency.measure reports for the server at a URL; its process is a stand-in."""
     names = dict.fromkeys(Measurement.__dataclass_fields__)
 
@@ -226,16 +226,16 @@ def test_a_local_server_is_its_gpus_user(serve: Serve, nvml: Nvml, monkeypatch: 
     port, server, child = serve("127.0.0.1", "")
     url, own = f"http://127.0.0.1:{port}", {server, child}
     nvml.pids, nvml.used = [child], 40 * 10**9
-    assert disturbed(url, monkeypatch, own, None) == []
+    assert interference_of(url, monkeypatch, own, None) == []
     nvml.pids = [child, 7]
-    assert disturbed(url, monkeypatch, own, None) == [
+    assert interference_of(url, monkeypatch, own, None) == [
         "1 other process on the GPU before it started",
         "1 other process on the GPU meanwhile",
     ]
     nvml.pids = []  # a container that shows no processes: the memory may be the server's
-    assert disturbed(url, monkeypatch, own, None) == []
+    assert interference_of(url, monkeypatch, own, None) == []
     nvml.pids = [99991]  # or counts them by other numbers: one is taken for the server's
-    assert disturbed(url, monkeypatch, own, None) == []
+    assert interference_of(url, monkeypatch, own, None) == []
 
 
 @pytest.mark.parametrize("place", ["passage", "elsewhere"])
@@ -245,6 +245,6 @@ def test_an_unknown_server_has_no_disturbance(
     url = "http://192.0.2.7:8000" if place == "elsewhere" else f"http://127.0.0.1:{serve('127.0.0.1', 'ssh')[0]}"
     nvml.pids, nvml.used = [5, 6], 40 * 10**9
     load = Load(others=0.4, stolen=0.0, quota_stops=0, heat_stops=0)
-    assert disturbed(url, monkeypatch, set(), load) == []
+    assert interference_of(url, monkeypatch, set(), load) == []
     # what is known stays: the client's own processors were stopped
-    assert disturbed(url, monkeypatch, set(), replace(load, quota_stops=2)) != []
+    assert interference_of(url, monkeypatch, set(), replace(load, quota_stops=2)) != []

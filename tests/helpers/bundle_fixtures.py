@@ -25,7 +25,7 @@ def digest(path: Path) -> str:
     return sha256(path.read_bytes()).hexdigest()
 
 
-def compiled(package: Distribution) -> dict[str, bytes]:
+def with_bytecode(package: Distribution) -> dict[str, bytes]:
     """Return a package's bytecode as a zip holds it: each start from the wheel would compile the modules again."""
     found = {}
     for path in package.files or []:
@@ -57,7 +57,7 @@ def envs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         str(path): path.read_binary() for path in pip.files if str(path).startswith("pip/") and path.suffix != ".pyc"
     }
-    wheel = write_wheel(wheels, "pip", pip.version, files | compiled(pip))
+    wheel = write_wheel(wheels, "pip", pip.version, files | with_bytecode(pip))
     (folder / "bootstrap.txt").write_text(f"pip=={pip.version} \\\n    --hash=sha256:{digest(wheel)}\n")
     (folder / "probe.in").write_text("probe-top==1.0\nprobe_both # as indexes spell it\n")
     (folder / "probe.txt").write_text(

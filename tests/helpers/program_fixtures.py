@@ -24,7 +24,7 @@ MEASURING = ("latency.measure", "loads.measure", "quality.measure", "quality.ref
 
 @dataclass
 class Result:
-    """What a run ended with."""
+    """End of a program's run; `memory` is its peak."""
 
     returncode: int
     stdout: str

@@ -113,7 +113,7 @@ def test_a_score_within_the_noise_floor_is_a_tie(study: Callable) -> None:
     ("content", "name", "said"),
     [
         (None, "score", "failed, or never ran"),
-        ({"quiz": {"reason": "its engine tells no probabilities of a given text"}}, "score", "tells no probabilities"),
+        ({"quiz": {"reason": "its engine returns no probabilities of a text"}}, "score", "returns no probabilities"),
         ({"quiz": result(RIGHT) | {"metric": "f1,none", "share": False}}, "flips", "is not a perplexity"),
         ({"quiz": result(RIGHT) | {"score": 0.7}}, "flips", "not the share of all its documents"),
         ({"quiz": result(RIGHT) | {"tasks": {"quiz": {**result(RIGHT)["tasks"]["quiz"], "documents_sha256": "other"}}}},

@@ -8,7 +8,7 @@ pass repacks the weights, and saves another model afterwards.
 
 from transformers import BitsAndBytesConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
+from quantmill.build.quantizer.program import BuildTask, Tool, keep_dtype, quantize_by_transformers
 
 
 def quantize(task: BuildTask) -> None:
@@ -30,5 +30,5 @@ main = Tool(
     quantize,
     parameters=("type", "double_quant"),
     calibrated=False,
-    cast=as_saved,  # loaded as the fp16 artifact stores it; scales stay float32
+    cast=keep_dtype,  # loaded as the fp16 artifact stores it; scales stay float32
 ).build

@@ -10,7 +10,7 @@ saves its progress every two minutes, and resumes there.
 import torch
 from safetensors.torch import save_file
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
+from quantmill.build.quantizer.program import BuildTask, Tool, keep_dtype
 from quantmill.checkpoint import shards
 from quantmill.exllamav3 import library
 from quantmill.layouts.exl3 import BLOCK
@@ -49,4 +49,4 @@ def quantize(task: BuildTask) -> None:
         raise ValueError(f"{why}: {error}") from error
 
 
-main = Tool("exllamav3", quantize, parameters=("bits", "head_bits", "codebook"), cast=as_saved).build
+main = Tool("exllamav3", quantize, parameters=("bits", "head_bits", "codebook"), cast=keep_dtype).build

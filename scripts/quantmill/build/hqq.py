@@ -14,7 +14,7 @@ from hqq.models.hf.base import AutoHQQHFModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved
+from quantmill.build.quantizer.program import BuildTask, Tool, keep_dtype
 
 KEPT = ("lm_head",)  # in float16
 
@@ -43,5 +43,5 @@ main = Tool(
     parameters=("nbits", "group_size"),
     group_size="group_size",
     calibrated=False,
-    cast=as_saved,  # loaded as the fp16 artifact stores it
+    cast=keep_dtype,  # loaded as the fp16 artifact stores it
 ).build

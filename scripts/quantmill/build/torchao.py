@@ -8,7 +8,7 @@ SRC is the fp16 artifact. The same input gives the same bytes.
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
-from quantmill.build.quantizer.program import BuildTask, Tool, as_saved, quantize_by_transformers
+from quantmill.build.quantizer.program import BuildTask, Tool, keep_dtype, quantize_by_transformers
 
 TYPES = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
 
@@ -23,5 +23,5 @@ main = Tool(
     quantize,
     parameters=("type",),
     calibrated=False,
-    cast=as_saved,  # loaded as the fp16 artifact stores it; scales stay float32
+    cast=keep_dtype,  # loaded as the fp16 artifact stores it; scales stay float32
 ).build

@@ -28,8 +28,8 @@ class Engine(transformers.Engine):
     def stored_bytes(self, layer: torch.nn.Module) -> int:
         """Return the bytes of a layer's quantized weights beyond the `nbytes` of its parameters: scales that lie
         elsewhere, buffers. A tensor that is made of others claims the bytes that it stands for."""
-        parameters = sum(_stored(each) - each.nbytes for each in layer.parameters(recurse=False))
-        return parameters + sum(map(_stored, layer.buffers(recurse=False)))
+        parameters = sum(_inner_bytes(each) - each.nbytes for each in layer.parameters(recurse=False))
+        return parameters + sum(map(_inner_bytes, layer.buffers(recurse=False)))
 
     def kernel(self) -> str:
         """Return what multiplies: the classes of quantized layers, or of their weights."""
@@ -54,7 +54,7 @@ def _is_quantized(layer: torch.nn.Module) -> bool:
     return any(map(is_composite, own)) or (bool(own) and not is_plain)
 
 
-def _stored(tensor: torch.Tensor) -> int:
+def _inner_bytes(tensor: torch.Tensor) -> int:
     if not is_composite(tensor):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])

@@ -232,7 +232,7 @@ class Jobs:
     def _token(self, format: str, engine: str, model: Shape, users: int = 1) -> float:
         """Seconds until each of `users` has one more token."""
         costs, running = self.formats[format], self.engines[engine]
-        copied = running.copied(costs.quantized) * model.parameters if self._device == "cpu" else 0
+        copied = running.bytes_beyond_files(costs.quantized) * model.parameters if self._device == "cpu" else 0
         read = max(costs.size.bytes(model), copied) / self._machine.bandwidth
         return running.block * model.layers + read + self._forward(model, users)
 

@@ -145,9 +145,9 @@ class RunResources:
         read = min(nbytes / MB, self.held) + self.logits * window * model.vocab / MB
         if device != "cpu":
             return round(self.cuda + read)
-        return round(self.cpu + self.copied(quantized) * model.parameters / MB + read)
+        return round(self.cpu + self.bytes_beyond_files(quantized) * model.parameters / MB + read)
 
-    def copied(self, quantized: bool) -> float:
+    def bytes_beyond_files(self, quantized: bool) -> float:
         """Return bytes a weight that it holds on a CPU, in addition to the artifact's files."""
         return self.quantized if quantized and self.quantized is not None else self.weights
 

@@ -40,7 +40,7 @@ def nearest_folder(folder: Path) -> Path:
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
-def copied(place: Path, nbytes: int | None) -> int | None:
+def copy_bytes(place: Path, nbytes: int | None) -> int | None:
     """Return the bytes of disk that copying `nbytes` from a place takes: 0 if artifacts' file system has reflinks."""
     if not same_disk(place, ARTIFACTS):
         return nbytes
@@ -62,7 +62,7 @@ def text_bytes(text: str | Mapping[str, Any]) -> int | None:
 def prebuilt_bytes(words: Mapping[str, Any]) -> int | None:
     """Return the bytes that a prebuilt artifact takes here; None for one of the hub."""
     files = [file for file in prebuilt_files(words) if file.is_file()]
-    return copied(Path(words["path"]), sum(file.stat().st_size for file in files)) if "path" in words else None
+    return copy_bytes(Path(words["path"]), sum(file.stat().st_size for file in files)) if "path" in words else None
 
 
 def tokens(text: str | Mapping[str, Any]) -> int | None:
@@ -76,7 +76,7 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
     that has the same form."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
-    disk = found.weight_bytes if kind == "random" else copied(place, found.weight_bytes)
+    disk = found.weight_bytes if kind == "random" else copy_bytes(place, found.weight_bytes)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
     copy = costs.copy(found.shape).seconds if found.shape else None
     written = 0 if found.form == "safetensors" else found.weight_bytes

@@ -35,7 +35,7 @@ from quantmill.tasks import answers, documents, harness, records
 from quantmill.tasks.adapter import Adapter
 
 BOOTSTRAP = 1000  # the harness' resamples, for metrics without a formula of the standard error
-NO_PROBABILITIES = "its engine tells no probabilities of a given text"
+NO_PROBABILITIES = "its engine returns no probabilities of a given text"
 NO_ENDS = "its engine always writes as many tokens as it is asked for"
 
 

@@ -67,7 +67,7 @@ class BuildTask:
 Cast = Callable[[Tensor, Mapping[str, Any]], bool]
 
 
-def as_saved(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
+def keep_dtype(tensor: Tensor, parameters: Mapping[str, Any]) -> bool:
     """Store every tensor in the dtype that the tool saved."""
     return False
 
