@@ -242,7 +242,7 @@ def test_a_lower_bound_that_decides_nothing_is_as_fast(sentences: Callable) -> N
 
 
 @rows({"fp16": Row(100, loud=True), "other": Row(900, 1.005, size=5, loud=True)})
-def test_where_every_speed_was_disturbed_none_is_the_fastest(sentences: Callable) -> None:
+def test_all_disturbed_speeds_have_no_fastest(sentences: Callable) -> None:
     said = sentences()
     assert said[0].startswith("Measured within 1%: fp16 (at least 95 tokens/s; the reference itself), other ")
     assert said[1] == "All their speeds were disturbed, so none is called the fastest."

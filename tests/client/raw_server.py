@@ -1,24 +1,24 @@
 """A server that does to each connection what a function says, byte by byte."""
 
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @contextmanager
-def serve(handle: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Return the URL of a server on the loopback interface."""
+def serve(handle: Callable[[socket.socket], None], context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Return the URL of a server on the loopback interface, which speaks TLS if there is a context."""
     listener = socket.create_server(("127.0.0.1", 0))
+    tls = context.wrap_socket if context else lambda plain, **_: plain
 
     def work(connection: socket.socket) -> None:
-        with connection:
-            try:
-                handle(connection)
-            except OSError:  # the client closed first
-                return
+        # the client closes first, or does not trust a certificate
+        with connection, suppress(OSError), tls(connection, server_side=True) as inner:
+            handle(inner)
 
     def accept() -> None:
         while True:

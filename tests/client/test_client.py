@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 from fake_model import VOCAB, Model
+from raw_server import OK, answer, serve
 
 from quantmill.client import client, event_loop, query, stream
 from quantmill.client.dialects import DIALECTS
@@ -25,7 +27,6 @@ from quantmill.metrics import serving
 
 FAKE = REPO / "tests/helpers/fake_server.py"
 COMPLETIONS = DIALECTS["completions"]
-OK = b"HTTP/1.1 200 OK\r\n"
 LENGTH = OK + b"Content-Length: 2\r\n\r\nok"
 
 
@@ -46,36 +47,10 @@ def fake() -> Iterator[Callable[..., Target]]:
 
 
 @pytest.fixture
-def script() -> Iterator[Callable[..., int]]:
-    """Start a server that passes each connection to a function, and return its port."""
-    listeners = []
-
-    def start(handle: Callable[[socket.socket], None], context: ssl.SSLContext | None = None) -> int:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
-
-        def serve(connection: socket.socket) -> None:
-            try:
-                with context.wrap_socket(connection, server_side=True) if context else connection as inner:
-                    handle(inner)
-            except OSError:  # the client closed first, or did not trust it
-                connection.close()
-
-        def accept() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        return listener.getsockname()[1]
-
-    yield start
-    for listener in listeners:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+def script() -> Iterator[Callable[..., str]]:
+    """Start a server that passes each connection to a function, and return its URL."""
+    with ExitStack() as servers:
+        yield lambda *words: servers.enter_context(serve(*words))
 
 
 def prompt(place: int, length: int = 40) -> list[int]:
@@ -123,8 +98,8 @@ def test_a_server_that_is_not_there_fails_every_request() -> None:
 
 
 def test_a_server_that_says_nothing_is_given_up(script: Callable) -> None:
-    port = script(lambda connection: connection.recv(1) and threading.Event().wait(5))
-    target = Target(f"http://127.0.0.1:{port}", timeout=0.2)
+    url = script(lambda connection: connection.recv(1) and threading.Event().wait(5))
+    target = Target(url, timeout=0.2)
     recording = client.run(target, [target.request("/", {})] * 2, Closed(2))
     assert [each.failure for each in recording.exchanges] == ["not complete in 0.2 s"] * 2
     lines = [stream.timeline(stream.read(each, COMPLETIONS)) for each in recording.exchanges]
@@ -133,7 +108,7 @@ def test_a_server_that_says_nothing_is_given_up(script: Callable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "failure"),
+    ("data", "failure"),
     [
         (LENGTH, None),
         (OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", None),
@@ -145,14 +120,9 @@ def test_a_server_that_says_nothing_is_given_up(script: Callable) -> None:
         (b"", "the connection was lost"),
     ],
 )
-def test_what_a_server_does_to_a_connection(script: Callable, answer: bytes, failure: str | None) -> None:
+def test_what_a_server_does_to_a_connection(script: Callable, data: bytes, failure: str | None) -> None:
     """It answers once and closes, as servers may: the next request takes another connection."""
-
-    def handle(connection: socket.socket) -> None:
-        connection.recv(65536)
-        connection.sendall(answer)
-
-    assert failures(Target(f"http://127.0.0.1:{script(handle)}"), 3) == [failure] * 3
+    assert failures(Target(script(answer(data))), 3) == [failure] * 3
 
 
 def test_a_closed_connection_is_not_reused(script: Callable) -> None:
@@ -165,7 +135,7 @@ def test_a_closed_connection_is_not_reused(script: Callable) -> None:
         while connection.recv(65536):
             connection.sendall(LENGTH)
 
-    target = Target(f"http://127.0.0.1:{script(handle)}")
+    target = Target(script(handle))
     assert failures(target, 3, Open((0.0, 0.02, 0.2))) == [None] * 3
     assert len(made) == 2  # the third request has a new one
 
@@ -178,7 +148,7 @@ def test_silent_closing_is_noticed_once(script: Callable) -> None:
         read.append(connection.recv(65536))
         connection.sendall(LENGTH)
 
-    target = Target(f"http://127.0.0.1:{script(handle)}")
+    target = Target(script(handle))
     recording = client.run(target, [target.request("/", {"number": number}) for number in range(20)], Closed(2))
     assert [each.failure for each in recording.exchanges] == [None] * 20
     assert not recording.reusable
@@ -195,7 +165,7 @@ def test_a_server_that_dies_is_not_asked_twice(script: Callable) -> None:
         read.append(connection.recv(65536))
         connection.sendall(OK)
 
-    target = Target(f"http://127.0.0.1:{script(handle)}")
+    target = Target(script(handle))
     assert failures(target, 2) == ["the connection was lost"] * 2
     assert len(read) == 2
 
@@ -227,8 +197,8 @@ def test_a_tls_server_is_verified_and_given_its_token(
             heard.append(data)
             connection.sendall(LENGTH)
 
-    port = script(handle, context)
-    target = Target(f"https://127.0.0.1:{port}/v9/", token="sk-secret", authority=certificate.with_suffix(".crt"))
+    url = script(handle, context).replace("http:", "https:")
+    target = Target(f"{url}/v9/", token="sk-secret", authority=certificate.with_suffix(".crt"))
     assert failures(target, 4, Closed(2)) == [None] * 4
     assert query.get(target, "/health") == b"ok"
     assert read == [certificate.with_suffix(".crt")]  # once, and not for each of its connections

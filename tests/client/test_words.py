@@ -136,7 +136,7 @@ def test_ids_of_another_type_cannot_be_read(ids: str) -> None:
     assert reply(f'"text": "a", "token_ids": {ids}').error.startswith("an answer that cannot be read")
 
 
-def test_a_models_name_may_have_a_revision_or_be_missing() -> None:
+def test_a_models_name_may_have_a_revision() -> None:
     for more in ("", ', "model": "demo"', ', "model": "demo@main"'):
         found = reply(more=more)
         assert (found.ok, found.ids, found.error) == (True, (5,), None)

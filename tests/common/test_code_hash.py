@@ -36,7 +36,7 @@ def test_closure_of_an_engine_follows_its_imports() -> None:
     assert "checkpoint/ctranslate2_bin.py" in names("engines.ctranslate2")
 
 
-def test_closure_of_a_server_holds_the_program_that_supervises_it() -> None:
+def test_a_servers_closure_holds_its_supervisor() -> None:
     assert "servers/supervisor.py" in names("engines.vllm_serve")
 
 
@@ -49,7 +49,7 @@ def test_quality_does_not_depend_on_latency() -> None:
     assert "metrics/divergence.py" not in names("latency.measure")
 
 
-def test_a_digest_is_of_names_and_contents_not_of_times(tmp_path: Path) -> None:
+def test_a_digest_does_not_depend_on_times(tmp_path: Path) -> None:
     def digest_of(**contents: str) -> str:
         for name, text in contents.items():
             (tmp_path / name).write_text(text)

@@ -122,7 +122,7 @@ def test_unknown_options_are_one_line(options: dict[str, Any], message: str) -> 
     assert str(caught.value) == message
 
 
-def test_an_engine_has_its_own_module_or_is_a_package() -> None:
+def test_an_engine_is_a_module_or_package() -> None:
     assert engines.module("llama-server").__name__ == "quantmill.engines.llama_server"
     kind = engines.find("llama-server")
     assert (kind.name, kind.__module__) == ("llama-server", "quantmill.engines.llama_server")

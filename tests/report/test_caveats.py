@@ -51,7 +51,7 @@ def test_a_disturbed_speed_is_a_lower_bound(tmp_path: Path) -> None:
     )
 
 
-def test_where_every_speed_was_disturbed_there_is_no_front(tmp_path: Path) -> None:
+def test_all_disturbed_speeds_have_no_front(tmp_path: Path) -> None:
     rows = collect(*(disturb(cell(tmp_path, str(rate), rate, window_losses(0))) for rate in (10, 90)))
     assert [row["missing"]["pareto"] for row in rows.values()] == [pareto.ALL_DISTURBED] * 2
 
@@ -125,7 +125,7 @@ def plot_rows(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return axes.points(list(rows.values()))
 
 
-def test_bandwidth_of_disturbed_rows_alone_is_the_best_and_marked(tmp_path: Path) -> None:
+def test_bandwidth_of_disturbed_rows_is_marked(tmp_path: Path) -> None:
     sizes = {"one": 400, "other": 500}
     rows = collect(*(disturb(with_bandwidth(cell(tmp_path, name, 10, None), b, 1)) for name, b in sizes.items()))
     assert all(row["device_bandwidth"] == {"bytes_per_second": 500, "disturbed": True} for row in rows.values())
@@ -150,7 +150,7 @@ def test_bandwidth_of_disturbed_rows_alone_is_the_best_and_marked(tmp_path: Path
         ([], None),
     ],
 )
-def test_a_cycle_that_lasts_to_the_end_is_a_loop(ids: list[int], found: tuple[int, int] | None) -> None:
+def test_a_cycle_until_the_end_is_a_loop(ids: list[int], found: tuple[int, int] | None) -> None:
     assert repetition.find(ids) == found
 
 
@@ -218,7 +218,7 @@ def test_a_row_that_loops_significantly_more_is_marked(tmp_path: Path) -> None:
     ]
 
 
-def test_without_the_references_texts_a_loop_is_a_warning(tmp_path: Path) -> None:
+def test_loops_without_reference_texts_are_a_warning(tmp_path: Path) -> None:
     row = collect(outputs(cell(tmp_path, "alone", 10, None), STAYS))["alone"]
     assert row["degenerate"]["loops"][0]["reference_too"] is None
     assert row["warnings"] == ["falls into a loop after 1 of 1 prompts; there is no reference to compare with"]
@@ -281,7 +281,7 @@ def test_an_unchecked_artifact_has_no_place_on_the_front(tmp_path: Path) -> None
     assert rows["fast"]["missing"]["pareto"].endswith("so it is not compared: no engine reads them")
 
 
-def test_group_size_is_that_of_the_tool_or_has_a_reason(tmp_path: Path) -> None:
+def test_group_size_is_the_tools_or_explained(tmp_path: Path) -> None:
     parameters = {
         "gptq": {"group_size": 64},
         "awq": {"q_group_size": 128},

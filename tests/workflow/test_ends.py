@@ -42,9 +42,7 @@ def slow(checkout: Callable[[], Path], tools_python: Path) -> Path:
         f'#!/bin/sh\ntouch "{root}/begun"\nuntil [ -e "{root}/quick" ]; do sleep 0.1; done\nexec {tools_python} "$@"\n'
     )
     python.chmod(0o755)
-    (root / "study.yaml").write_text(with_interpreters(STUDY))
-    study = root / "study.yaml"
-    study.write_text(study.read_text().replace(str(tools_python), str(python)))
+    (root / "study.yaml").write_text(with_interpreters(STUDY).replace(str(tools_python), str(python)))
     return root
 
 

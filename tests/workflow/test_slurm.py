@@ -33,7 +33,7 @@ device: cpu
 texts: {evaluation: evaluation.txt, prompts: prompts.txt}
 """
 SCORED = ["fp16", "ct2-int8", "noise-floor"]
-ON_A_CARD = {"expected_predictions", "reference_logits", "fp16", "ct2", "quality", "noise_floor", "latency"}
+ON_A_CARD = {"artifact", "expected_predictions", "reference_logits", "quality", "noise_floor", "latency"}
 ELSEWHERE = {"source", "tensors", "safetensors", "tokens", "page"}
 
 
@@ -91,10 +91,10 @@ def make_study(checkout: Callable[[], Path]) -> Callable[[], Path]:
         recorder = root / "python"
         recorder.write_text(
             "#!/bin/bash\n"
-            f'log() {{ echo "$(date +%s.%N) $1 $$ ${{CUDA_VISIBLE_DEVICES-none}} $2 $3" >> {root}/ran; }}\n'
+            f'log() {{ echo "$(date +%s.%N) $1 $$ ${{CUDA_VISIBLE_DEVICES-none}} $3 $4" >> {root}/ran; }}\n'
             f'[ -z "${{RECORDED-}}" ] || exec {environments["torch"]} "$@"\n'  # started by one that is written down
-            f'export RECORDED=1; log begin "$1" "$2"\n'
-            f'{environments["torch"]} "$@"; status=$?; log end "$1" "$2"; exit $status\n'
+            f'export RECORDED=1; log begin "$@"\n'
+            f'{environments["torch"]} "$@"; status=$?; log end "$@"; exit $status\n'
         )
         recorder.chmod(0o755)
         interpreters = {"torch": str(recorder), "tools": str(environments["tools"])}
@@ -139,7 +139,7 @@ def failed_run(study_run: Path) -> tuple[Path, str]:
     command = [*SNAKEMAKE, *SUBMIT, *limits, "--retries", "0", "--configfile", "endless.yaml", "--", "report"]
     with (study_run / "printed").open("w+") as printed:
         process = subprocess.Popen(command, cwd=study_run, stdout=printed, stderr=subprocess.STDOUT)
-        decoding = "scripts/quantmill latency.measure artifacts/demo/fp16"
+        decoding = "latency.measure artifacts/demo/fp16"
         wait_for(lambda: (study_run / "ran").exists() and decoding in (study_run / "ran").read_text())
         run("scancel", jobs("%i", "--states=running")["rule_latency_wildcards_demo_fp16"])
         assert process.wait() == 1
@@ -214,10 +214,11 @@ def test_jobs_never_share_a_card(study_run: Path) -> None:
     programs = set()
     for line in (study_run / "ran-first").read_text().splitlines():
         when, what, process, card, program, _ = line.split(" ")
-        programs |= {(Path(program).stem, card == "none")}
+        programs |= {(program, card == "none")}
         times.setdefault((card, process), {})[what] = float(when)
-    measuring = {"latency", "quality", "expected_predictions", "gate", "reference_logits", "build_ct2"}
-    assert programs == {(name, False) for name in measuring} | {("tokenize_texts", True), ("name_tensors", True)}
+    on_a_card = {"quality.reference_logits", "gate.expected", "gate.check", "build.ct2", "quality.measure"}
+    elsewhere = {("fetch.name_tensors", True), ("tokens.tokenize_texts", True)}
+    assert programs == {(name, False) for name in on_a_card | {"latency.measure"}} | elsewhere
     spans = {card: sorted((t["begin"], t["end"]) for (c, _), t in times.items() if c == card) for card in ("0", "1")}
     for on_one_card in spans.values():
         assert len(on_one_card) > 1
