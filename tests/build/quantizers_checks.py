@@ -139,11 +139,13 @@ PROGRAMS = ENGINES | {"ct": "llmcompressor", "autoround": "autoround"}
 
 def build(format: str, parameters: Parameters, folder: Path) -> Path:
     """Build a format from the demo's fp16, in this process, whose libraries are imported once."""
-    program = PROGRAMS[format.partition("-")[0]]
+    kind = format.partition("-")[0]
+    program = PROGRAMS[kind]
     sys.argv = [f"quantmill build.{program}", str(artifacts / "fp16"), str(folder), "--device=cpu", "--threads=1"]
     sys.argv += [f"--parameters={json.dumps(parameters)}", f"--format={format}"]
+    sys.argv += [f"--engine={ENGINES[kind]}"] if kind in ENGINES else []
     if program in ("llmcompressor", "autoround"):
-        sys.argv += [f"--{kind}={artifacts}/tokens/{kind}.json" for kind in ("calibration", "evaluation")]
+        sys.argv += [f"--{text}={artifacts}/tokens/{text}.json" for text in ("calibration", "evaluation")]
         sys.argv += ["--samples=4", "--sequence-length=256"]
     with contextlib.redirect_stdout(io.StringIO()):
         run(importlib.import_module(f"quantmill.build.{program}").main)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import CALIBRATION, CHARACTERS, REPO, interpreter
+from conftest import CHARACTERS, REPO, interpreter
 from hub_server import Repository, lines_of, parquet_of, serve
 
 from quantmill.plan.config import TEXTS
@@ -28,7 +28,7 @@ def test_the_main_example_from_a_hub(
     rows = [f"{line}\n" for line in (root / "config/evaluation.txt").read_text()[:CHARACTERS].splitlines()]
     short = {
         "latency": {"new_tokens": 8, "repeats": 1, "processes": 1, "prompt_tokens": []},
-        "calibration": CALIBRATION,
+        "calibration": {"samples": 2, "sequence_length": 128},
         "interpreters": {env: str(interpreter(env)) for env in ("tools", "torch", "gptqmodel", "mlc")},
         "remove_intermediates": False,  # the second run looks for the source
     }

@@ -91,8 +91,9 @@ def test_vllms_server_says_what_vllm_does(
 def test_vllm_does_not_outlive_kill_9(demo: Path, tmp_path: Path) -> None:
     """Its engine and its workers are processes of their own, which would keep a card's memory."""
     lines = (
-        "import engines, sys, time",
+        "import sys, time",
         "from pathlib import Path",
+        "from quantmill import engines",
         "from quantmill.devices import processes",
         "if __name__ == '__main__':",
         f"    engine = engines.load('vllm', Path(sys.argv[1]), 'cpu', 1, **{UNCOMPILED})",

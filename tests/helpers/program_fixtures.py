@@ -36,13 +36,14 @@ Program = Callable[..., Result]
 
 
 @contextmanager
-def forks(python: Path | str, program: str, *modules: str) -> Iterator[Program]:
-    """Run a program with arguments and variables of the environment, in forks of a process that imported `modules`.
+def forks(python: Path | str, program: str, *modules: str, **variables: str) -> Iterator[Program]:
+    """Run a program with arguments and variables of the environment, in forks of a process that imported `modules`
+    with `variables`.
 
     Without `sleep` it tries again at once where it would wait. `before` is code that runs before it, in its process;
     `environment` replaces this process's.
     """
-    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
+    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")} | variables
     command = [python, "-P", REPO / "tests/helpers/forked_programs.py", REPO / program, *modules]
     with subprocess.Popen(
         [*map(str, command)], cwd=REPO, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

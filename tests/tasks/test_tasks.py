@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import REPO, interpreter
 from hub_server import Repository, serve
+from program_fixtures import Program, Result, forks
 
 TASKS = "tests/data/tasks"
 NAMES = ["endings", "letters", "last_words", "pages", "next_words"]
@@ -21,7 +22,22 @@ FLOAT32 = json.dumps({"quantization": "float32"})
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: Path, torch_python: Path) -> Path:
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """Run a program of envs/lm-eval without a hub, in a fork of a process that has imported the harness."""
+    home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_HUB_OFFLINE": "1"}
+    modules = "quantmill.tasks.fetch_documents", "quantmill.tasks.measure"
+    with forks(interpreter("lm-eval"), "scripts/quantmill", *modules, **home) as program:
+        yield program
+
+
+def fetch(harness: Program, name: str, out: Path, include: str | Path) -> Result:
+    return harness("tasks.fetch_documents", name, out / name, "--include", include)
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, call: Call, harness: Program, tools_python: Path, torch_python: Path
+) -> Path:
     """Make the demo's fp16 artifact, one of CTranslate2 with the same float32 arithmetic, and all documents."""
     folder = tmp_path_factory.mktemp("tasks")
     steps = [
@@ -30,23 +46,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory, call: Call, tools_python: P
         (tools_python, "build.fp16", folder / "safetensors", folder / "fp16"),
         (torch_python, "build.ct2", folder / "safetensors", folder / "ct2-float32", f"--parameters={FLOAT32}"),
     ]
-    steps += [
-        (interpreter("lm-eval"), "tasks.fetch_documents", name, folder / "documents" / name, "--include", TASKS)
-        for name in ALL
-    ]
     for python, program, *arguments in steps:
         result = call(python, "scripts/quantmill", program, *arguments)
+        assert result.returncode == 0, result.stderr
+    for name in ALL:
+        result = fetch(harness, name, folder / "documents", TASKS)
         assert result.returncode == 0, result.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
-def measure(folder: Path, call: Call, torch_python: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def measure(folder: Path, harness: Program, torch_python: Path) -> Callable[..., Result]:
     """Run tasks.measure on an artifact of the folder."""
 
     def run(artifact: str, engine: str, out: Path, asked: dict[str, Any], *options: object) -> Any:
-        return call(
-            *(interpreter("lm-eval"), "scripts/quantmill", "tasks.measure", folder / artifact, out, "--engine", engine),
+        return harness(
+            *("tasks.measure", folder / artifact, out, "--engine", engine),
             *("--python", torch_python, "--model", folder / "safetensors", "--device", "cpu"),
             *("--tasks", json.dumps(asked), "--documents", *options),
         )
@@ -164,11 +179,6 @@ def test_a_limit_draws_documents_by_the_seed(run: Callable, folder: Path) -> Non
     assert whole["tasks"]["endings"]["tasks"]["endings"]["documents"] == 24
 
 
-def fetch(call: Call, out: Path, name: str, include: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = "scripts/quantmill", "tasks.fetch_documents"
-    return call(interpreter("lm-eval"), *program, name, out / name, "--include", include, **environment)
-
-
 def write_task(folder: Path, name: str, text: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.yaml").write_text(text)
@@ -214,11 +224,11 @@ doc_to_target: right
     ],
 )
 @pytest.mark.slow
-def test_a_users_task_runs_no_code(tmp_path: Path, call: Call, change: tuple[str, str], said: str) -> None:
+def test_a_users_task_runs_no_code(tmp_path: Path, harness: Program, change: tuple[str, str], said: str) -> None:
     mine = tmp_path / "own"
     write_task(mine, "mine", MINE.replace(*change) if change else MINE)
     (mine / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ntext = str\n")
-    result = fetch(call, tmp_path / "out", "mine", mine, HF_HOME=str(tmp_path / "home"))
+    result = fetch(harness, "mine", tmp_path / "out", mine)
     assert not (tmp_path / "ran").exists()
     if not said:
         assert result.returncode == 0, result.stderr
@@ -272,7 +282,8 @@ def test_hub_data_has_a_commit_and_works_offline(tmp_path: Path, call: Call, mea
     with serve() as hub:
         hub.repositories["datasets/acme/endings"] = repository = Repository({"test.jsonl": rows})
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-        result = fetch(call, tmp_path / "out", "mine", mine, **environment)
+        words = ("mine", tmp_path / "out/mine", "--include", mine)
+        result = call(interpreter("lm-eval"), "scripts/quantmill", "tasks.fetch_documents", *words, **environment)
         assert result.returncode == 0, result.stderr
         fetched = [path for _, path, _ in hub.log if path.endswith("test.jsonl")]
     assert fetched and all(repository.commit in path for path in fetched)

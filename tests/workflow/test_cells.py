@@ -127,6 +127,6 @@ runs:
     assert found["gptq-g32"]["bits_per_weight"] > found["gptq-int4"]["bits_per_weight"]
     assert found["gptq-g32"]["artifact"]["format"] == "gptq-g32"
     built = re.findall(
-        r"^rule artifact:\n(?:    .*\n)*?    wildcards: model=demo, artifact=([\w-]+)", said, re.MULTILINE
+        r"^localrule artifact:\n(?:    .*\n)*?    wildcards: model=demo, artifact=([\w-]+)", said, re.MULTILINE
     )
     assert set(built) - {"autogptq-int4"} == {"gptq-g32"}  # the slow tests' demo holds auto-gptq's already

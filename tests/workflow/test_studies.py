@@ -127,7 +127,8 @@ def test_a_page_after_failures_shows_the_rest(root: Path, call: Callable, demo: 
     shutil.copy(root / "demo" / shard.name, shard)
     mended = plan_jobs(call, root, *study(root, text))
     assert {"safetensors artifacts/torn/safetensors", "page artifacts/report/index.html"} <= set(again)
-    assert {f"{name} artifacts/torn/{name}" for name in ("source", "safetensors", "fp16")} <= set(mended)
+    rules = {"source": "source", "safetensors": "safetensors", "artifact": "fp16"}
+    assert {f"{rule} artifacts/torn/{name}" for rule, name in rules.items()} <= set(mended)
     assert {"latency artifacts/torn/latency/fp16.json", "page artifacts/report/index.html"} <= set(mended)
     assert not [job for job in again + mended if "artifacts/demo/" in job and "mlc" not in job]
 
