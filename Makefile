@@ -11,8 +11,8 @@ AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.vers
 ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 
 PYTEST := $(BIN)/python -P -m pytest
-# Two workers, each of which takes whole files; no time is measured meanwhile.
-SHARED := -n 2 --dist loadfile --no-loadscope-reorder
+# Workers, each of which takes whole files; three for two cores, since a test often waits. No time is measured meanwhile.
+SHARED := -n 3 --dist loadfile --no-loadscope-reorder
 IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
 
 # The user's Python settings and packages in the home reach neither Snakemake nor its jobs.
@@ -29,7 +29,7 @@ endif
 quoted = '$(subst ','\'',$(1))'
 STUDY = $(if $(CONFIG),$(call quoted,$(value CONFIG)))
 
-.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-slurm test-real lint format pins outdated record pictures readme clean
+.PHONY: report plan serve-command environments llama.cpp bundle test-quick test test-all test-browser test-slurm test-real lint format pins outdated record pictures readme clean
 
 # The demo, or a study: make report CONFIG=my-study.yaml. At a terminal, steps and progress instead of Snakemake's log,
 # which is in .snakemake/log.
@@ -80,6 +80,11 @@ test-all: lint environments
 	$(PYTEST) -m timing
 	$(IN_BROWSER)
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
+
+# The page in a browser.
+test-browser: $(BOOTSTRAP)
+	$(BIN)/snakemake --cores $(CORES) --quiet all --nolock -- envs/browser
+	$(IN_BROWSER)
 
 # The workflow through a Slurm that the tests start: needs root, and Debian's slurm-wlm and munge.
 test-slurm: $(BOOTSTRAP)

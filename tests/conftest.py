@@ -2,8 +2,9 @@
 report's libraries are run by the interpreters of `envs/`, which `make test` builds first.
 
 A test is marked `workflow` here if one of its fixtures copies the project, to run Snakemake there, and `unit` if it
-does not start heavy libraries of another environment either. `slow` and `timing` are written at the test. pytest-xdist
-runs the tests of a file in one worker, in their order, so that their fixtures are made once.
+neither does that, nor starts heavy libraries of another environment, nor builds environments. `long`, `slow` and
+`timing` are written at the test. pytest-xdist runs the tests of a file in one worker, in their order, so that their
+fixtures are made once.
 """
 
 import fcntl
@@ -73,7 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if copies:
             item.add_marker("workflow")
         elif not (
-            HEAVY & set(item.fixturenames) or hasattr(item.module, "interpreter") or has_marker(item, "slow", "timing")
+            HEAVY & set(item.fixturenames)
+            or hasattr(item.module, "interpreter")
+            or item.path.parent.name == "environments"
+            or has_marker(item, "long", "slow", "timing")
         ):
             item.add_marker("unit")
     yield

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from quantmill.checkpoint import gguf_file, safetensors_file, torch_zip
 from quantmill.common.program import UserError
 
+pytestmark = pytest.mark.long
 FORMS = {"bin": torch_zip.read, "safetensors": safetensors_file.read}
 HEADER = (
     b'{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'

@@ -36,6 +36,7 @@ def weights(folder: Path) -> dict[str, str]:
     return {name: sha for name, sha in check_whole(folder).items() if name.endswith(".safetensors")}
 
 
+@pytest.mark.long
 def test_a_killed_conversion(model: Path, tmp_path: Path, tools_python: Path) -> None:
     out = tmp_path / "out"
     command = [tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", model, out, "--verify"]

@@ -154,6 +154,7 @@ def refusal(tmp_path: Path, run_program: Callable) -> Callable[[Path], str]:
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", FILL)
 def test_headers_that_fill_memory(tmp_path: Path, refusal: Callable[[Path], str], case: str) -> None:
     """They are read, and then refused as another model."""

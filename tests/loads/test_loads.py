@@ -105,6 +105,7 @@ def read(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "out.json").read_text())
 
 
+@pytest.mark.long
 def test_a_server_is_put_under_every_load(load: Callable, tmp_path: Path) -> None:
     result = load({}, burst=6, concurrency=[3], rates=[30.0], requests=20, restarts=2)
     assert result.returncode == 0, result.stderr

@@ -67,6 +67,7 @@ def test_a_second_upload_sends_only_changes(hub: Hub, study: Study) -> None:
     assert "51.25" in hub.repositories[NAME].files["README.md"].decode()
 
 
+@pytest.mark.long
 def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     study.draws = True
     assert study.push("gptq-int4").returncode == 0
@@ -82,6 +83,7 @@ def test_the_plot_shows_this_model_alone(hub: Hub, study: Study) -> None:
     assert hub.repositories[NAME].files["quality-speed.png"] != plot
 
 
+@pytest.mark.long
 def test_a_killed_upload_sends_only_the_rest_later(hub: Hub, study: Study) -> None:
     study.build(
         "gptq-int4",

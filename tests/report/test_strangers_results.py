@@ -130,6 +130,7 @@ def test_two_files_that_count_words_differently(before: Run, after: Run, compare
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_randomly_changed_file_is_shown_or_refused(tools_python: Path, call: Callable, seed: int) -> None:
     """With a page and with a collection: 100 ends of each seed."""
