@@ -37,9 +37,10 @@ head, table = model.lm_head.weight, model.model.embed_tokens.weight
 
 facts: dict[str, Any] = {}
 for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2"), ("ct2-int8", "ctranslate2")):
-    engine = engines.load(engine_name, artifacts / name, "cpu", 1)
-    _, tokens, times = zip(*engine.decode([ids], 60), strict=True)
-    gaps = np.diff(times)
+    engine, rounds = engines.load(engine_name, artifacts / name, "cpu", 1), []
+    for _ in range(3):  # another program may hold up one answer, but not all
+        _, tokens, times = zip(*engine.decode([ids], 60), strict=True)
+        rounds.append(np.diff(times))
     batch = [ids[:8], ids[1:9], ids[2:10]]
     came = list(engine.decode(batch, 20))
     together = [[token for number, token, _ in came if number == place] for place in range(len(batch))]
@@ -51,8 +52,7 @@ for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2
         "count": len(tokens),
         "layers": model.config.num_hidden_layers,
         "batch_equal": together == alone,
-        "median_gap": float(np.median(gaps)),
-        "shortest_gap": float(np.quantile(gaps, 0.05)),
+        "evenness": max(float(np.quantile(gaps, 0.05) / np.median(gaps)) for gaps in rounds),
         "chunks": [len(part) for part in parts],
         "logits_error": float(np.abs(np.concatenate(parts) - logits).max()),
         "dtype": str(parts[0].dtype),

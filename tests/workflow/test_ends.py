@@ -153,7 +153,9 @@ def test_the_same_command_goes_on(slow: Path, signals: list[signal.Signals], gro
     (slow / "quick").touch()
     told, _ = process.communicate(timeout=SECONDS)
     assert process.returncode != 0
-    assert "Traceback" not in told
+    assert "scripts/quantmill" not in "".join(re.findall(r'^ *File "(.*)", line', told, re.M))
+    if len(signals) == 1:  # the second may interrupt Snakemake while it ends its jobs, and it shows where
+        assert "Traceback" not in told
     code, told = run(slow, *TARGETS)
     assert code == 0, told
     assert check_artifacts(slow / "artifacts") == {"source", "safetensors", "bin"}
