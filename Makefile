@@ -13,7 +13,7 @@ ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes af
 PYTEST := $(BIN)/python -P -m pytest
 # Workers, each of which takes whole files; three for two cores, since a test often waits. No time is measured meanwhile.
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
-IN_BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
+IN_BROWSER := envs/browser/bin/python -P -m pytest -n 2 --dist loadfile --confcutdir tests/browser tests/browser
 
 # The user's Python settings and packages in the home reach neither Snakemake nor its jobs.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))

@@ -113,10 +113,7 @@ for architecture in sys.argv[3:]:
     expected = np.concatenate(list(reference.logits(ids)))
     for tool in PARAMETERS:
         out = work / architecture / tool
-        fact = facts[f"{architecture} {tool}"] = {
-            "error": build(tool, fp16, out),
-            "published": out.exists(),
-        }
+        fact = facts[f"{architecture} {tool}"] = {"error": build(tool, fp16, out), "published": out.exists()}
         if out.exists():
             engine = engines.load("gptqmodel", out, "cpu", 1)
             logits = np.concatenate(list(engine.logits(ids)))

@@ -13,8 +13,6 @@ from conftest import REPO, interpreter
 
 from quantmill.checkpoint import gguf_file
 
-# metadata that names the importance matrix, which lies elsewhere when it is used by hand
-PATHS = {"quantize.imatrix.file"}
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"

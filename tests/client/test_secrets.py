@@ -154,10 +154,7 @@ ECHOES: dict[str, Callable[[Exchange], Exchange]] = {
 
 
 @pytest.mark.parametrize("place", ECHOES)
-def test_an_attached_servers_row_shows_no_secret(
-    place: str,
-    attach: Callable[..., Told],
-) -> None:
+def test_an_attached_servers_row_shows_no_secret(place: str, attach: Callable[..., Told]) -> None:
     with listen(echo(ECHOES[place])) as url:
         result = attach("sglang", url, {"MY_TOKEN": TOKEN}, token_variable="MY_TOKEN")
     assert result.stdout or result.stderr.startswith("error: ")

@@ -230,10 +230,7 @@ FAULTS: dict[str, tuple[str, Callable[[Exchange], Exchange], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_attached_servers_are_checked_against_the_artifact(
-    fault: str,
-    attach: Callable[..., Told],
-) -> None:
+def test_attached_servers_are_checked_against_the_artifact(fault: str, attach: Callable[..., Told]) -> None:
     name, change, message = FAULTS[fault]
     transcript = read(name)
     with listen(Changed(transcript["exchanges"], change)) as url:
@@ -245,9 +242,7 @@ def test_attached_servers_are_checked_against_the_artifact(
     assert "Traceback" not in result.stderr
 
 
-def test_a_refusal_of_ids_hides_no_other_model(
-    attach: Callable[..., Told],
-) -> None:
+def test_a_refusal_of_ids_hides_no_other_model(attach: Callable[..., Told]) -> None:
     """It takes ids and tells text alone. Ids prove nothing, so it must count a text as the artifact's does."""
 
     def said(method: str, path: str, body: Any, headers: dict[str, str]) -> Exchange:

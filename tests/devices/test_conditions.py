@@ -165,10 +165,7 @@ def test_a_monitor_without_processes_reports_nothing(nvml: Nvml) -> None:
         ({"others": 0.049}, []),
         ({"others": 0.12}, ["other programs took 12% of the processors' time"]),
         ({"others": 0, "stolen": 0.07}, ["the hypervisor took 7% of the processors' time"]),
-        (
-            {"others": 0.04, "stolen": 0.03},
-            ["other programs took 4% and the hypervisor 3% of the processors' time"],
-        ),
+        ({"others": 0.04, "stolen": 0.03}, ["other programs took 4% and the hypervisor 3% of the processors' time"]),
         ({"quota_stops": 3}, ["the container's CPU quota stopped it 3 times"]),
         ({"heat_stops": 1}, ["the processor slowed down for heat"]),
     ],

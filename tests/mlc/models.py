@@ -15,7 +15,6 @@ LLAMA |= {"hidden_act": "silu", "tie_word_embeddings": False}
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True}
 QWEN2 |= {"use_sliding_window": False, "sliding_window": 4096}
-WIDTHS = {"F16": 2, "BF16": 2, "F32": 4}
 
 
 def random_tensors(config: dict, dtype: str, seed: int = 0) -> naive_writer.Tensors:

@@ -124,10 +124,6 @@ def shards(stored: Tensors, counted: int, shard_bytes: int) -> dict[str, bytes]:
         data += raw
     if data:
         flush(pending, data)
-    metadata = {
-        "ParamSize": len(stored),
-        "ParamBytes": float(total),
-        "BitsPerParam": float(total) * 8.0 / counted,
-    }
+    metadata = {"ParamSize": len(stored), "ParamBytes": float(total), "BitsPerParam": float(total) * 8.0 / counted}
     files["tensor-cache.json"] = json.dumps({"metadata": metadata, "records": records}, indent=4).encode()
     return files

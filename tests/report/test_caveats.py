@@ -263,9 +263,7 @@ def test_experts_that_no_text_reached_are_a_warning(tmp_path: Path) -> None:
         *(manifest(each, **({"experts": found[name]} if found[name] else {})) for name, each in made.items())
     )
     assert {name: row["warnings"] for name, row in rows.items() if row["warnings"]} == {
-        "some": [
-            "its calibration text never reached 2 of 1024 experts, the first model.layers.3.mlp.experts.7",
-        ],
+        "some": ["its calibration text never reached 2 of 1024 experts, the first model.layers.3.mlp.experts.7"],
         "unknown": ["whether its calibration text reached every expert is unknown: memory short"],
     }
 

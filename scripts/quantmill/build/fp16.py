@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from quantmill.build import check_parameters, finish, parser
-from quantmill.checkpoint import portable, safetensors_file, sharding, shards
+from quantmill.checkpoint import portable, safetensors_file, selection, sharding, shards
 from quantmill.checkpoint.copying import copy
 from quantmill.checkpoint.float16 import CAST, BeyondFloat16, fits, stored_dtype, write_float16
 from quantmill.checkpoint.shards import Checkpoint
@@ -111,8 +111,8 @@ def main() -> None:
             write_weights(folder, source, groups, kept, shared)
         sizes = {name: tensor.numel * DTYPE_BYTES[dtype_of(tensor, kept)] for name, tensor in tensors.items()}
         total = sum(sizes.values())
-        if (options.src / shards.INDEXES["safetensors"]).exists():
-            (folder / shards.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
+        if (options.src / selection.INDEXES["safetensors"]).exists():
+            (folder / selection.INDEXES["safetensors"]).write_text(sharding.index_json(groups, total), encoding="utf-8")
         dtype = "bfloat16" if any(tensors[name].is_weight for name in kept) else "float16"
         config = both_spellings(portable.config(source.config()) | {"dtype": dtype}, options.src / "config.json")
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

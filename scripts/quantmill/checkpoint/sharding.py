@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from quantmill.checkpoint.shards import INDEXES, SINGLES, Checkpoint, read_json
+from quantmill.checkpoint.selection import INDEXES, SINGLES
+from quantmill.checkpoint.shards import Checkpoint, read_json
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.atomic import clone_or_copy
 from quantmill.common.bounded_json import MAX_BYTES

@@ -11,9 +11,9 @@ from quantmill.checkpoint.tensor import CHUNK, read_into
 from quantmill.common.program import UserError
 
 try:  # four times as fast as zlib's
-    from isal.isal_zlib import crc32
+    from isal.isal_zlib import crc32 as crc32
 except ImportError:  # an interpreter that the user names may lack it
-    from zlib import crc32
+    from zlib import crc32 as crc32
 
 MAX_DIRECTORY = 4 * 2**20  # bytes; an entry takes about 100, and 1,000 in memory
 LOCAL_HEADER = 30  # bytes, before a member's name and extra field

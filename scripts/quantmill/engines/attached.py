@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quantmill.checkpoint import shards
-from quantmill.client import client, stream, words
+from quantmill.client import stream, words
 from quantmill.client.dialects import Prompt
+from quantmill.client.target import Target
 from quantmill.client.text_prompts import Texts
 from quantmill.client.words import Expected
 from quantmill.common import redaction, special_tokens
@@ -57,7 +58,7 @@ class Engine(Served):
             self.capabilities |= {"target_logprobs"}
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
-        self.target = client.Target(url, token=_token(token_variable), authority=_authority(authority))
+        self.target = Target(url, token=_token(token_variable), authority=_authority(authority))
         self.check()
         answering = listeners.find(self.target.url)
         self.here = answering is not None and answering.place == "here"
@@ -184,7 +185,7 @@ def _authority(file: str | None) -> Path | None:
     if file is None:
         return None
     try:
-        client.Target("https://localhost", authority=Path(file)).tls()
+        Target("https://localhost", authority=Path(file)).tls()
     except OSError as error:
         reason = "it holds no certificate" if isinstance(error, ssl.SSLError) else (error.strerror or "").lower()
         raise UserError(f"option authority: {file}: {reason}; name a file of certificates in PEM") from None

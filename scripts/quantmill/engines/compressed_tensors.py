@@ -8,7 +8,7 @@ import torch
 from transformers import CompressedTensorsConfig, PreTrainedModel
 
 from quantmill.engines import quantized
-from quantmill.layouts import compressed_tensors
+from quantmill.layouts import compressed_tensors, quantization
 
 BFLOAT16 = ("nvfp4-pack-quantized", "mxfp4-pack-quantized")  # the library unpacks these to bfloat16 only
 
@@ -21,7 +21,7 @@ class Engine(quantized.Engine):
         return super().load_options(artifact, device) | {"quantization_config": unpacked}
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
-        found = compressed_tensors.quantization(artifact)
+        found = compressed_tensors.scheme(quantization(artifact))
         if found["format"] in BFLOAT16:
             self.dtype = torch.bfloat16
         model = super()._load(artifact, device)

@@ -12,6 +12,7 @@ from statistics import median
 
 from quantmill.client import client
 from quantmill.client.schedule import Closed
+from quantmill.client.target import Target
 from quantmill.common.program import UserError, start_child
 
 NULL_SERVER = Path(__file__).with_name("null_server.py")
@@ -32,7 +33,7 @@ def run(events: int, pace: int) -> client.Recording:
     command = [sys.executable, NULL_SERVER, CONNECTIONS, events, pace]
     with start_child(command, stdout=subprocess.PIPE, text=True) as server:
         port = next(iter(server.stdout or ()), "1")
-        target = client.Target(f"http://127.0.0.1:{port.strip()}", timeout=60.0)
+        target = Target(f"http://127.0.0.1:{port.strip()}", timeout=60.0)
         recording = client.run(target, [target.request("/", {})] * CONNECTIONS, Closed(CONNECTIONS))
     lost = next((each.failure for each in recording.exchanges if each.failure), None)
     if lost:

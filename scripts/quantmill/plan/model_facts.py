@@ -11,7 +11,7 @@ from quantmill.checkpoint.model_shape import Shape
 from quantmill.checkpoint.selection import select
 from quantmill.common.program import UserError
 from quantmill.fetch import hub
-from quantmill.plan.config import source
+from quantmill.plan.model_source import source
 
 WEIGHTS = (".safetensors", ".bin")
 

@@ -10,9 +10,9 @@ from huggingface_hub import constants
 from quantmill.common.atomic import can_clone
 from quantmill.plan import jobs
 from quantmill.plan.cells import prebuilt_files
-from quantmill.plan.config import source
 from quantmill.plan.jobs import Jobs, Resources
 from quantmill.plan.model_facts import Origin
+from quantmill.plan.model_source import source
 from quantmill.plan.resources import MB
 from quantmill.report.labels import label
 

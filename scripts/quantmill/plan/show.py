@@ -21,9 +21,9 @@ from quantmill import devices
 from quantmill.common import program
 from quantmill.common.program import UserError, parser, printable, run_child
 from quantmill.plan import probe
-from quantmill.plan.config import CHECKOUT
 from quantmill.plan.jobs import Jobs
 from quantmill.plan.model_facts import Origin, origin
+from quantmill.plan.model_source import CHECKOUT
 from quantmill.plan.resources import RunResources, costs_of
 from quantmill.plan.rows import ARTIFACTS, TORCH, Row, nearest_folder, peak, study_rows
 from quantmill.report.labels import label

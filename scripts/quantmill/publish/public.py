@@ -17,7 +17,8 @@ import huggingface_hub
 import yaml
 
 from quantmill.common.program import PACKAGE, UserError
-from quantmill.plan.config import CHECKOUT, TEXTS
+from quantmill.plan.config import TEXTS
+from quantmill.plan.model_source import CHECKOUT
 from quantmill.publish import words
 from quantmill.report.labels import label
 

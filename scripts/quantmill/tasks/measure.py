@@ -24,6 +24,7 @@ import lm_eval
 import numpy as np
 import torch
 from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
 from transformers import AutoConfig
 
 from quantmill import engines
@@ -122,7 +123,7 @@ def evaluate_one(loaded: harness.Loaded, model: Adapter, asked: dict[str, Any], 
     torch.manual_seed(harness.FEWSHOT_SEED)
     results = evaluate(
         lm=model,
-        task_dict=harness.TaskManager(include_defaults=False).load([loaded.item]),
+        task_dict=TaskManager(include_defaults=False).load([loaded.item]),
         samples=choose(loaded, asked.get("limit"), options.seed),
         bootstrap_iters=BOOTSTRAP,
         apply_chat_template=bool(asked.get("chat_template")),

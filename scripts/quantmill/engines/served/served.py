@@ -16,6 +16,7 @@ from quantmill.client.checks import Counters
 from quantmill.client.connection import Exchange
 from quantmill.client.dialects import DIALECTS, Prompt
 from quantmill.client.likelihood import TOP
+from quantmill.client.target import Target
 from quantmill.client.words import ANYTHING, Expected, Untrue
 from quantmill.common import redaction
 from quantmill.common.model_config import of_text
@@ -58,7 +59,7 @@ class Served(engines.Engine):
     counted: Mapping[str, str] = {}  # names of `Counters`, and those of its /metrics
     tells_ids = True  # whether it returns the ids of its tokens
     artifact: Path
-    target: client.Target
+    target: Target
     startup_s: float | None
     model: str
     expected: Expected = ANYTHING
