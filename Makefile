@@ -59,12 +59,12 @@ llama.cpp: $(BOOTSTRAP)
 bundle: $(BOOTSTRAP)
 	@$(BIN)/python scripts/quantmill environments.bundle $(call quoted,envs/$(ENV).txt) $(call quoted,$(OUT)) $(OPTIONS)
 
-# Tests that run no workflow and no library of the environments: about seven minutes.
+# Tests that are short, and run no workflow and no library of the environments: under three minutes.
 test-quick: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/tools
 	$(PYTEST) $(SHARED) -m unit
 
-# All tests that are not slow and need nothing special: 15 to 40 minutes.
+# All tests that are not slow and need nothing special: about 25 minutes.
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"
