@@ -81,7 +81,7 @@ test-all: lint environments
 	$(IN_BROWSER)
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 
-# The page in a browser.
+# The page in a browser. Snakemake takes no lock, so that Slurm's tests may run meanwhile.
 test-browser: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all --nolock -- envs/browser
 	$(IN_BROWSER)

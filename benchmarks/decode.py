@@ -99,7 +99,7 @@ def main() -> None:
         gptqmodel.merge = transformers.merge = lambda *_: None
     if options.backend:
         backend = gptqmodel.BACKEND[options.backend]
-        gptqmodel.KERNELS = {key: (backend, dtype) for key, (_, dtype) in gptqmodel.KERNELS.items()}
+        gptqmodel.KERNELS = {key: (backend, *types) for key, (_, *types) in gptqmodel.KERNELS.items()}
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -96,7 +96,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(request: pytest.FixtureRequest, measured: Path, tmp_path: Path) -> Path:
+def copy_of_measured(request: pytest.FixtureRequest, measured: Path, tmp_path: Path) -> Path:
     """Copy the measurement of a sound server, or of the one that the test names, to change it."""
     return shutil.copytree(measured / getattr(request, "param", "sound"), tmp_path, dirs_exist_ok=True)
 
@@ -176,12 +176,12 @@ def test_the_goodput_is_searched_for(load: Callable, tmp_path: Path) -> None:
     assert all(met <= arrived == 40 for _, met, arrived, _, _ in (each.values() for each in found["trials"]))
 
 
-def test_interference_of_the_goodput_search_is_reported(copied: Path) -> None:
+def test_interference_of_the_goodput_search_is_reported(copy_of_measured: Path) -> None:
     busy, noisy = "other programs took 62% of the processors' time", "the card was 20 degrees hotter"
     loaded = [SimpleNamespace(findings=[], interference=each) for each in ([busy], [], [noisy, busy])]
     start = SimpleNamespace(goodput=Goodput(2.0, 2.1, None, None, []), findings=[], loads=[], searched=loaded)
-    (copied / "out.json").write_text(json.dumps(read(copied) | {"goodput": result.goodput(start)}))
-    assert collect(copied)[-1]["interference"] == [busy, noisy]
+    (copy_of_measured / "out.json").write_text(json.dumps(read(copy_of_measured) | {"goodput": result.goodput(start)}))
+    assert collect(copy_of_measured)[-1]["interference"] == [busy, noisy]
 
 
 def test_token_faults_refuse_the_goodput() -> None:
@@ -265,17 +265,17 @@ def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
     return loads.collect({"config": config, "cells": [cell]}, [alone])
 
 
-def test_a_step_reads_weights_once_and_each_cache(copied: Path) -> None:
+def test_a_step_reads_weights_once_and_each_cache(copy_of_measured: Path) -> None:
     """The config.json of the fake artifact has no layers: the size of its cache is unknown until the test sets it."""
-    (row,) = collect(copied)
+    (row,) = collect(copy_of_measured)
     assert row["bandwidth_fraction"] is None
-    out = copied / "out.json"
+    out = copy_of_measured / "out.json"
     for bytes_a_token, most in ((1e6, "weights"), (3e6, "cache")):
-        found = read(copied) | {"kv_bytes_per_token": bytes_a_token}
+        found = read(copy_of_measured) | {"kv_bytes_per_token": bytes_a_token}
         found["artifact"]["weight_bytes_per_token"] = int(5e7)
         found["loads"][0]["findings"] = []  # of a machine that does other things meanwhile
         out.write_text(json.dumps(found))
-        (row,) = collect(copied)
+        (row,) = collect(copy_of_measured)
         # a step of two users reads 5e7 bytes of weights; each has 15 + 3 tokens
         read_bytes = row["output_tokens_per_second"] * (5e7 / 2 + 18 * bytes_a_token)
         assert row["bandwidth_fraction"] == pytest.approx(read_bytes / 1e9, rel=1e-9)
@@ -296,37 +296,37 @@ def test_only_drafted_tokens_share_a_step() -> None:
     assert read_of(tokens_per_event=1.5, acceptance=0.5) == (40 / 4 * 100, 40 * 10 * 2)
 
 
-def test_experts_that_several_users_read_are_unknown(copied: Path) -> None:
+def test_experts_that_several_users_read_are_unknown(copy_of_measured: Path) -> None:
     assert read_of(1, mixture=True) == read_of(1)
     assert read_of(2, mixture=True) is None
-    (copied / "out.json").write_text(json.dumps(read(copied) | {"mixture": True}))
-    why = collect(copied)[0]["missing"]["bandwidth_fraction"]
+    (copy_of_measured / "out.json").write_text(json.dumps(read(copy_of_measured) | {"mixture": True}))
+    why = collect(copy_of_measured)[0]["missing"]["bandwidth_fraction"]
     assert "(of a mixture of experts, one)" in why or why.startswith("refused: ")
 
 
-@pytest.mark.parametrize("copied", ["short"], indirect=True)
-def test_rows_hold_the_figures_or_the_reason(copied: Path) -> None:
-    for each in read(copied)["loads"]:
+@pytest.mark.parametrize("copy_of_measured", ["short"], indirect=True)
+def test_rows_hold_the_figures_or_the_reason(copy_of_measured: Path) -> None:
+    for each in read(copy_of_measured)["loads"]:
         assert "short" in {finding["fault"] for finding in each["findings"] if finding["refuses"]}
-    rows = collect(copied)
+    rows = collect(copy_of_measured)
     assert [(row["load"], row["slots"]) for row in rows] == [("burst-4", None), ("concurrency-2", 2)]
     for row in rows:
         assert "have fewer tokens than were asked for" in row["refused"]
         assert row["output_tokens_per_second"] is None
         assert row["missing"]["ttft_ms_p50"].startswith("refused: ")
         assert row.keys() >= {column.name for column in LOAD_COLUMNS}
-    results.write_csv(copied / "loads.csv", rows, LOAD_COLUMNS)
-    with (copied / "loads.csv").open() as file:
+    results.write_csv(copy_of_measured / "loads.csv", rows, LOAD_COLUMNS)
+    with (copy_of_measured / "loads.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [row["load"] for row in table] == ["burst-4", "concurrency-2"]
     assert table[0]["requests"] == ""
     assert table[0]["gpus"] == "1"
-    (pending,) = collect(copied, pending=["loads"])
+    (pending,) = collect(copy_of_measured, pending=["loads"])
     assert (pending["load"], pending["missing"]["load"]) == (None, "still to come: the study is running")
-    (other,) = collect(copied, options={"slots": 3})
+    (other,) = collect(copy_of_measured, options={"slots": 3})
     assert other["missing"]["ttft_ms_p50"] == "was measured with another options; run again"
-    (copied / "log").write_text("error: no memory\n")
-    (failed,) = collect(copied, loads=str(copied / "none.json"))
+    (copy_of_measured / "log").write_text("error: no memory\n")
+    (failed,) = collect(copy_of_measured, loads=str(copy_of_measured / "none.json"))
     assert failed["missing"]["load"] == "failed: no memory"
 
 

@@ -214,7 +214,7 @@ def test_what_was_published_is_collected_from_the_hub(
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "a/b/c", "-"])
-def test_what_is_no_study_is_refused(tmp_path: Path, collect: Callable[..., Result], name: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, collect: Callable[..., Result], name: str) -> None:
     (tmp_path / "empty").mkdir()
     result = collect(name)
     assert result.returncode == 1

@@ -110,9 +110,9 @@ DRAWN = ["results/smollm2", "results/smollm2-h200"]
 
 
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
+def studies_page(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
     """Let report.collect draw those pictures, in one process, without the page's plots."""
-    folder = tmp_path_factory.mktemp("collected")
+    folder = tmp_path_factory.mktemp("studies_page")
     code = "from quantmill.report import plot; plot.specifications = plot.detail_specifications = lambda rows: {}"
     commands = json.dumps([[run, "--out", str(folder / run)] for run in DRAWN])
     program = f"{code}\nimport runpy; runpy.run_path('tests/helpers/in_one_process.py', run_name='__main__')"
@@ -124,10 +124,10 @@ def collected(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> P
 
 
 @pytest.mark.parametrize("run", DRAWN)
-def test_recorded_pictures_are_what_the_report_draws(run: str, collected: Path) -> None:
+def test_recorded_pictures_are_what_the_report_draws(run: str, studies_page: Path) -> None:
     speeds, said = (texts((REPO / run / name).read_text()) for name in ("quality-speed.svg", "quality-size.svg"))
-    assert speeds == texts((collected / run / "quality-speed.svg").read_text())
-    assert said == texts((collected / run / "quality-size.svg").read_text())
+    assert speeds == texts((studies_page / run / "quality-speed.svg").read_text())
+    assert said == texts((studies_page / run / "quality-size.svg").read_text())
     scored = [each["cell"] for each in rows(run) if None not in (each[PAIR[0]], each[PAIR[1]])]
     assert set(scored) == {cell for each in rows(run) if "@" not in (cell := each["cell"])}  # a run may be timed alone
     assert [text for text in said if text in scored] == scored
