@@ -3,8 +3,8 @@
     python scripts/quantmill build.llmcompressor SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"scheme": "W4A16", "group_size": "auto"}'
 
-SRC is the fp16 artifact. W4A16 and W8A8 are rounded by GPTQ; the others to the nearest. All but FP8_DYNAMIC, NVFP4A16
-and MXFP4 calibrate. The same input gives the same bytes on the same kind of CPU with as many threads.
+SRC is the fp16 artifact. W4A16 and W8A8 are rounded by GPTQ; the others to the nearest. W4A16, W8A8 and NVFP4
+calibrate. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.checkpoint.tensor import Tensor
 
 ROUNDED = ("W4A16", "W8A8")  # by GPTQ
+CALIBRATED = (*ROUNDED, "NVFP4")
 IGNORED = ["lm_head"]
 
 
@@ -63,6 +64,6 @@ main = Tool(
     parameters=("scheme",),
     optional=("group_size",),  # of a scheme that has groups
     group_size="group_size",
-    calibrated=None,
+    calibrated=lambda parameters: parameters["scheme"] in CALIBRATED,
     cast=cast,
 ).build

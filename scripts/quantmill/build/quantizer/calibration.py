@@ -22,6 +22,9 @@ class Calibration:
     sha256: str | None
 
 
+NONE = Calibration([], 0, None)
+
+
 def add_arguments(arguments: argparse.ArgumentParser, required: bool = True, sizes: bool = True) -> None:
     """Add the texts' files and, with `sizes`, how much of the calibration text is taken."""
     arguments.add_argument("--calibration", type=Path, required=required, help="what tokens.tokenize_texts wrote")
@@ -34,7 +37,7 @@ def add_arguments(arguments: argparse.ArgumentParser, required: bool = True, siz
 def of_options(options: argparse.Namespace) -> Calibration:
     """Read the samples that a program's options name; none where the format is not calibrated."""
     if not getattr(options, "calibration", None):
-        return Calibration([], 0, None)
+        return NONE
     words = {name: getattr(options, name) for name in ("samples", "sequence_length", "seed")}
     return read(options.calibration, options.evaluation, **words)
 

@@ -82,7 +82,7 @@ class Tool:
     """A tool that quantizes a model of transformers and saves it; `build` is the program.
 
     name: of its package. quantize: calls it. parameters, optional: their names, in its own words. group_size: the
-    parameter that may be `auto`. calibrated: whether it calibrates; None: some of its formats do. cast: which
+    parameter that may be `auto`. calibrated: whether it calibrates, by the parameters where that differs. cast: which
     floating-point tensors are stored in float16, by the parameters.
     """
 
@@ -91,7 +91,7 @@ class Tool:
     parameters: tuple[str, ...]
     optional: tuple[str, ...] = ()
     group_size: str | None = None
-    calibrated: bool | None = True
+    calibrated: bool | Callable[[Mapping[str, Any]], bool] = True
     cast: Cast = in_float16
 
     def build(self) -> None:
@@ -101,7 +101,7 @@ class Tool:
         """
         arguments = parser(sys.modules[self.quantize.__module__].__doc__ or "")
         if self.calibrated is not False:
-            calibration.add_arguments(arguments, required=bool(self.calibrated))
+            calibration.add_arguments(arguments, required=self.calibrated is True)
         options = arguments.parse_args()
         source = shards.find(options.src)
         manifest.read_checked(options.src)
@@ -110,7 +110,10 @@ class Tool:
             linear = linear_layers.linear_layers(source.tensors())
             asked = str(parameters[self.group_size])
             parameters[self.group_size] = linear_layers.group_size(asked, linear, options.src)
-        samples = calibration.of_options(options)
+        calibrated = self.calibrated(parameters) if callable(self.calibrated) else self.calibrated
+        samples = calibration.of_options(options) if calibrated else calibration.NONE
+        if calibrated and not samples.samples:
+            raise UserError(f"{options.dst}: {self.name} calibrates it; name --calibration and --evaluation")
         options.device = devices.resolve(options.device)
         torch.manual_seed(options.seed)
         # torch's default is one thread a physical core; other numbers of threads add in another order
