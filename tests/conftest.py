@@ -44,7 +44,7 @@ AUTOGPTQ = ["autogptq-int4"] if sys.version_info[:2] == (3, 11) else []  # its e
 MEMORY = 200 * 1024  # KiB
 SLOW_UNTIL = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))  # seconds since 1970; .ci/run sets it
 NEW_TOKENS = 16  # of the demo's latency
-CALIBRATION = {"samples": 4, "sequence_length": 512}  # of the demo's quantizers
+CALIBRATION = {"samples": 4, "sequence_length": 128}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
 LONG = {  # files of about ten seconds or more, which begin first
     *("test_loads.py", "test_bundle.py", "test_push.py", "test_killed.py", "test_unsteady.py", "test_download.py"),

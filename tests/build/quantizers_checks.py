@@ -146,7 +146,7 @@ def build(format: str, parameters: Parameters, folder: Path) -> Path:
     sys.argv += [f"--engine={ENGINES[kind]}"] if kind in ENGINES else []
     if program in ("llmcompressor", "autoround"):
         sys.argv += [f"--{text}={artifacts}/tokens/{text}.json" for text in ("calibration", "evaluation")]
-        sys.argv += ["--samples=4", "--sequence-length=256"]
+        sys.argv += ["--samples=2", "--sequence-length=128"]
     with contextlib.redirect_stdout(io.StringIO()):
         run(importlib.import_module(f"quantmill.build.{program}").main)
     return folder

@@ -13,6 +13,7 @@ from conftest import AUTOGPTQ
 from workflows import SNAKEMAKE, study_of_demo
 
 Rows = dict[str, dict[str, Any]]
+pytestmark = pytest.mark.slow
 
 
 def add_cells(demo: Path, folder: Path, call: Callable, config: str) -> tuple[Path, str]:
@@ -94,7 +95,6 @@ def test_only_the_new_cells_were_measured(study: tuple[Path, str]) -> None:
     assert sorted(cells) == sorted(2 * ["fp16@half", "theirs", "theirs-ct2", "theirs-ct2@again"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not AUTOGPTQ, reason="envs/autogptq wants Python 3.11")
 def test_two_engines_run_each_others_gptq(demo: Path, call: Callable, tmp_path_factory: pytest.TempPathFactory) -> None:
     root, said = add_cells(

@@ -88,6 +88,7 @@ def test_a_missing_gpu_is_one_line(root: Path, call: Callable) -> None:
     assert failed.startswith("demo/fp16: failed: device cuda is missing: no NVIDIA driver")
 
 
+@pytest.mark.slow
 def test_a_page_after_failures_shows_the_rest(root: Path, call: Callable, demo: Path, tmp_path: Path) -> None:
     """One model's weights are damaged, and one format's environment cannot be made."""
     shutil.copytree(root / "demo", root / "torn")
