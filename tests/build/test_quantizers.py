@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO, interpreter
+from conftest import REPO, interpreter, line_of_refusal
 
 # bits of a weight of the whole demo, of which the embedding and the head are 18% in float16, by arithmetic:
 # 16 * 0.18 + 0.82 * what a weight of the blocks takes with its share of scales
@@ -87,6 +87,15 @@ def test_engines_say_what_they_are(facts: dict[str, Any]) -> None:
     assert facts["ct-w8a8"]["compute_type"] == facts["bnb-int8"]["compute_type"] == "int8"
     assert facts["ct-w4a16"]["manifest"]["calibration_sha256"]
     assert facts["ct-fp8"]["manifest"]["calibration_sha256"] is None
+
+
+def test_a_scheme_that_calibrates_wants_its_text(demo: Path, call: Callable, tmp_path: Path) -> None:
+    program = (interpreter("quantizers"), "scripts/quantmill", "build.llmcompressor", demo / "artifacts/demo/fp16")
+    for given in ((), ("--calibration", "c.json", "--evaluation", "e.json")):
+        result = call(*program, tmp_path / "out", "--parameters", '{"scheme": "W8A8"}', *given)
+        assert "it; name --calibration, --evaluation, --samples and" in (
+            line_of_refusal(result, tmp_path / "out") or ""
+        )
 
 
 def test_torchaos_dtype_holds_its_sums(facts: dict[str, Any]) -> None:

@@ -35,9 +35,7 @@ def add_arguments(arguments: argparse.ArgumentParser, required: bool = True, siz
 
 
 def of_options(options: argparse.Namespace) -> Calibration:
-    """Read the samples that a program's options name; none where the format is not calibrated."""
-    if not getattr(options, "calibration", None):
-        return NONE
+    """Read the samples that a program's options name."""
     words = {name: getattr(options, name) for name in ("samples", "sequence_length", "seed")}
     return read(options.calibration, options.evaluation, **words)
 

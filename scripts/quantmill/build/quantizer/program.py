@@ -111,9 +111,10 @@ class Tool:
             asked = str(parameters[self.group_size])
             parameters[self.group_size] = linear_layers.group_size(asked, linear, options.src)
         calibrated = self.calibrated(parameters) if callable(self.calibrated) else self.calibrated
+        if calibrated and None in (options.calibration, options.evaluation, options.samples, options.sequence_length):
+            flags = "--calibration, --evaluation, --samples and --sequence-length"
+            raise UserError(f"{options.dst}: {self.name} calibrates it; name {flags}")
         samples = calibration.of_options(options) if calibrated else calibration.NONE
-        if calibrated and not samples.samples:
-            raise UserError(f"{options.dst}: {self.name} calibrates it; name --calibration and --evaluation")
         options.device = devices.resolve(options.device)
         torch.manual_seed(options.seed)
         # torch's default is one thread a physical core; other numbers of threads add in another order
