@@ -25,8 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quantmill import engines
 from quantmill.common import manifest
 from quantmill.metrics.windows import gptq_2048
-from quantmill.quality import reference, teacher_forcing
-from quantmill.quality.measure import score
+from quantmill.quality import teacher_forcing
+from quantmill.quality.measure import score, score_reference
+from quantmill.quality.reference import Reference
 
 
 def make(folder: Path, options: argparse.Namespace) -> None:
@@ -55,6 +56,7 @@ def main() -> None:
     for name, default in (("hidden", 256), ("layers", 4), ("vocab", 128_256), ("window", 2048), ("windows", 2)):
         arguments.add_argument(f"--{name}", type=int, default=default)
     arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--keep", choices=("auto", "logits"), default="auto", help="what is kept of the reference")
     arguments.add_argument("--threads", type=int, default=1)
     options = arguments.parse_args()
 
@@ -62,12 +64,11 @@ def main() -> None:
     windows = gptq_2048(len(ids), options.window)
     text = teacher_forcing.Text(ids, windows, [float(window.last - window.first) for window in windows], {})
     with tempfile.TemporaryDirectory() as temporary:
-        logits = Path(temporary, "logits.npy")
+        logits = Path(temporary, "predictions")
         make(Path(temporary, "model"), options)
         engine = engines.load("transformers", Path(temporary, "model"), "cpu", options.threads)
         tokens = [torch.tensor([ids[window.start : window.stop]]) for window in windows]
-        with logits.open("wb") as file:
-            reference.write(engine, text, file, None)
+        score_reference(engine, text, logits, "cpu", options.keep)
         ratios, memory = [], []
         for _ in range(options.rounds):
             count_anew()
@@ -77,8 +78,7 @@ def main() -> None:
             body = manifest.peak_rss_bytes()
             count_anew()
             started = time.process_time()
-            with reference.load(logits) as kept:
-                score(engine, text, kept)
+            score(engine, text, Reference(logits))
             scored = time.process_time()
             memory.append(manifest.peak_rss_bytes() - body)
             with torch.inference_mode():

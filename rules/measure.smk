@@ -78,22 +78,13 @@ rule expected_predictions:
         "{params.python:q} {params.program:q} {input.source:q} {output:q}" + SCORING
 
 
-if STUDY["reference_logits"] == "disk":
-    REFERENCE = [f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"]
-    REFERENCE_MADE_OF = None
-else:
-    REFERENCE = [f"artifacts/{{model}}/{STUDY['reference']}", *environment(ENGINES[REFERENCE_ENGINE].env)]
-    REFERENCE_MADE_OF = runner("quality.reference_logits", REFERENCE_ENGINE)["made_of"]
+REFERENCE = f"artifacts/{{model}}/quality/{STUDY['reference']}-predictions"
 
 
-def reference_options(wildcards, input):
-    """Return the flags for the reference's predictions (its logits, or the program that recomputes them) and the task."""
-    scored = [f"--expected={input.expected}"] if "expected" in input.keys() else ["--noise-floor"]
-    if REFERENCE_MADE_OF is None:
-        return [f"--reference={input.reference}", *scored]
-    python = runner("quality.reference_logits", REFERENCE_ENGINE)["python"]
-    engine = [f"--recompute-engine={REFERENCE_ENGINE}", f"--recompute-python={python}"]
-    return [f"--recompute={input.reference[0]}", *engine, *scored]
+def scoring_options(wildcards, input):
+    """Return the flags for the reference's predictions, and for what the engine is checked with, if it is."""
+    checked = [f"--expected={input.expected}"] if "expected" in input.keys() else ["--noise-floor"]
+    return [f"--reference={input.reference}", *checked]
 
 
 rule quality:
@@ -109,7 +100,7 @@ rule quality:
     log:
         "artifacts/logs/{model}/quality-{cell}.log",
     wildcard_constraints:
-        cell=r"(?!noise-floor\b)[a-z0-9][a-z0-9._@-]*",
+        cell=rf"(?!(?:noise-floor|{re.escape(STUDY['reference'])})$)[a-z0-9][a-z0-9._@-]*",
     priority: 1000
     threads: 8
     resources:
@@ -119,26 +110,32 @@ rule quality:
         run=lambda wc: cell_runner("quality.measure", wc),
         device=STUDY["device"],
         protocol=STUDY["perplexity"],
-        reference=reference_options,
-        made_of=REFERENCE_MADE_OF,
+        scored=scoring_options,
     shell:
         "{params.run[python]:q} {params.run[program]:q} {input.artifact:q} {output[0]:q} {params.run[arguments]:q}"
-        " {params.reference:q}" + SCORING
+        " {params.scored:q}" + SCORING
 
 
-use rule quality as reference_logits with:
+# The forward passes that give the reference's row write its predictions too.
+use rule quality as reference with:
     input:
         env=environment(ENGINES[REFERENCE_ENGINE].env),
         artifact=f"artifacts/{{model}}/{STUDY['reference']}",
         evaluation="artifacts/{model}/tokens/evaluation.json",
+        expected=rules.expected_predictions.output[0],
     output:
-        intermediate(f"artifacts/{{model}}/quality/{STUDY['reference']}-logits.npy"),
+        f"artifacts/{{model}}/quality/{STUDY['reference']}.json",
+        f"artifacts/{{model}}/quality/{STUDY['reference']}.npz",
+        predictions=intermediate(directory(REFERENCE)),
     log:
-        "artifacts/logs/{model}/reference-logits.log",
+        f"artifacts/logs/{{model}}/quality-{STUDY['reference']}.log",
     params:
-        run=runner("quality.reference_logits", REFERENCE_ENGINE),
-        reference=[],
-        made_of=None,
+        run=runner("quality.measure", REFERENCE_ENGINE),
+        scored=lambda wc, input, output: [
+            f"--write-reference={output.predictions}",
+            f"--keep={STUDY['reference_logits']}",
+            f"--expected={input.expected}",
+        ],
 
 
 use rule quality as noise_floor with:

@@ -37,7 +37,7 @@ def logs(cell):
     compiled = [Path(file).name for env in sorted(envs) for file in COMPILED.get(env, ())]
     built += [f"artifacts/logs/libraries/{name}.log" for name in compiled]
     built += [f"{folder}/{name}.log" for name in (*made, *(format.logs if format else ()), cell.artifact)]
-    scored = [*built, f"{folder}/reference-logits.log"]
+    scored = [*built, f"{folder}/quality-{STUDY['reference']}.log"]
     documents = [f"artifacts/logs/envs/{HARNESS}.log"] if python(HARNESS) != INTERPRETERS.get(HARNESS) else []
     documents += [f"artifacts/logs/texts/tasks/{name}.log" for name in TASKS["names"]]
     return {

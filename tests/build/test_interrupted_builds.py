@@ -29,7 +29,6 @@ path.with_name("writing").rename(path)
 time.sleep(600)
 """
 SCRIPTS = f"import sys; sys.path.insert(0, {str(REPO / 'scripts')!r})\n"
-RECOMPUTED = SCRIPTS + "from quantmill.quality.reference import recompute\nwith recompute(sys.argv[1:]): pass"
 MLC_LLM = SCRIPTS + "from quantmill.mlc import mlc_llm_tool\nmlc_llm_tool.version(sys.argv[1])"
 LATENCY = (
     SCRIPTS
@@ -157,7 +156,7 @@ def test_a_gates_child_that_is_killed_is_one_line(build: Build, child: Child) ->
     assert entries(build.out.parent) == set()
 
 
-@pytest.mark.parametrize("program", [RECOMPUTED, LATENCY, MLC_LLM], ids=["reference", "latency", "MLC-LLM"])
+@pytest.mark.parametrize("program", [LATENCY, MLC_LLM], ids=["latency", "MLC-LLM"])
 def test_no_other_child_outlives_its_program(program: str, child: Child, torch_python: Path) -> None:
     parent = start([torch_python, "-c", program, child.program])
     pid = child.pid()

@@ -175,15 +175,14 @@ def test_a_mixture_loses_less_than_q4_k_m(
 ) -> None:
     """On the evaluation text, which neither the importance matrix nor the sensitivity is of; at most so much."""
     scored = ["--evaluation", gguf_model / "evaluation.json", "--device", "cpu", "--threads", 1]
-    reference = tmp_path / "reference.npy"
-    result = run_gguf(
-        "quality.reference_logits", gguf_model / "safetensors", reference, "--engine", "transformers", *scored
-    )
+    kept, source = tmp_path / "kept", gguf_model / "safetensors"
+    own = ["--engine", "transformers", "--write-reference", kept]
+    result = run_gguf("quality.measure", source, tmp_path / "own.json", *own, *scored)
     assert result.returncode == 0, result.stderr
     loss = {}
     for artifact in (build_gguf("q4_k_m"), mixed):
         out = tmp_path / f"{artifact.name}.json"
-        result = run_gguf("quality.measure", artifact, out, "--engine", "llama_cpp", "--reference", reference, *scored)
+        result = run_gguf("quality.measure", artifact, out, "--engine", "llama_cpp", "--reference", kept, *scored)
         assert result.returncode == 0, result.stderr
         loss[artifact.name] = json.loads(out.read_text())["summary"]["kld_mean"]
     assert loss["gguf-mixed"] <= 0.8 * loss["gguf-q4_k_m"]

@@ -185,7 +185,7 @@ def test_each_gptq_tool_loads_what_the_other_wrote(
     """The folder as it is, with the quality that its own tool's engine has."""
     artifacts = demo / "artifacts/demo"
     options = ("--engine", engine, "--evaluation", artifacts / "tokens/evaluation.json")
-    options += ("--reference", artifacts / "quality/fp16-logits.npy", "--expected", artifacts / "expected.json")
+    options += ("--reference", artifacts / "quality/fp16-predictions", "--expected", artifacts / "expected.json")
     out = tmp_path / "quality.json"
     result = call(interpreter(engine), "scripts/quantmill", "quality.measure", artifacts / name, out, *options)
     assert result.returncode == 0, result.stderr

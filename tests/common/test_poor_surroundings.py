@@ -50,7 +50,7 @@ def commands(folder: Path) -> list[list[object]]:
     texts = ["--prompts", folder / "prompts.json", "--evaluation", evaluation]
     short = {"new_tokens": 2, "repeats": 1, "processes": 1, "decode": "generate"}
     latency = ["--latency", json.dumps(short | {"prompt_tokens": [], "batch_sizes": [1]})]
-    again = ["--recompute", fp16, "--recompute-engine", "transformers"]
+    kept = ["--write-reference", folder / "kept"]
     return [
         [tools, "checkpoint.to_safetensors", REPO / "demo", st, "--verify"],
         [tools, "build.fp16", st, fp16],
@@ -59,7 +59,7 @@ def commands(folder: Path) -> list[list[object]]:
         [torch, "build.ct2", fp16, folder / "ct2", "--parameters", '{"quantization": "int8"}'],
         [mlc, "mlc.compile", st, folder / "library.so", "--device", "cpu"],
         [mlc, "build.mlc", st, folder / "mlc", "--library", folder / "library.so", *q4f16_1],
-        [torch, "quality.measure", fp16, folder / "quality.json", "--evaluation", evaluation, *engine, *again],
+        [torch, "quality.measure", fp16, folder / "quality.json", "--evaluation", evaluation, *engine, *kept],
         [torch, "latency.measure", fp16, folder / "latency.json", *texts, *engine, *latency],
         [tools, "report.write", folder / "study.json", folder / "report"],
     ]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from quantmill import engines
+from quantmill.engines.head import Head
 
 VOCAB = 11
 
@@ -23,6 +24,13 @@ class Fake(engines.Engine):
         self.table += noise * np.random.default_rng(6).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
         self.shift, self.drop, self.delay, self.ahead = shift, drop, delay, ahead
         self.most_alive = 0
+
+    def head(self, ids: list[int]) -> Head:
+        return Head(self.table.T)
+
+    def states(self, ids: list[int]) -> Iterator[np.ndarray]:
+        """Yield states that hold a 1 at the token's place."""
+        yield from np.split(np.eye(VOCAB, dtype=np.float32)[ids], range(3, len(ids), 3))
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         rows = np.roll(self.table[np.array(ids)], self.shift, axis=0)

@@ -19,7 +19,7 @@ IMPORTED = (
     "quantmill.gate.quality_gate",
     *("httpx2", "jinja2", "jsonschema", "referencing", "tokenizers", "yaml"),
 )
-MEASURING = ("latency.measure", "loads.measure", "quality.measure", "quality.reference_logits", "gate.check")
+MEASURING = ("latency.measure", "loads.measure", "quality.measure", "gate.check")
 
 
 @dataclass

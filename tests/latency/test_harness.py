@@ -198,8 +198,8 @@ def test_predictions_of_another_text_are_refused(
 def test_scoring_names_a_fault_in_one_line(harness: Callable, tmp_path: Path, program: str) -> None:
     options = ["--reference", expect(tmp_path)]
     if program == "quality.measure":
-        assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
-        options = ["--reference", tmp_path / "logits.npy", "--expected", tmp_path / "expected.json"]
+        assert harness("quality.measure", "own.json", {}, "--write-reference", tmp_path / "kept").returncode == 0
+        options = ["--reference", tmp_path / "kept", "--expected", tmp_path / "expected.json"]
     result = harness(program, "out.json", {"fault": "bos", "noise": 0.5}, *options)
     assert ADDED in (line_of_refusal(result, tmp_path / "out.json") or "")
 
@@ -224,7 +224,7 @@ TARGETS = {"tells": ["target_logprobs"]}
 
 
 def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out: str) -> dict[str, Any]:
-    options = ["--reference", tmp_path / "logits.npy", "--expected", tmp_path / "expected.json"]
+    options = ["--reference", tmp_path / "kept", "--expected", tmp_path / "expected.json"]
     result = harness("quality.measure", out, does, *options)
     assert result.returncode == 0, result.stderr
     return json.loads((tmp_path / out).read_text())
@@ -232,7 +232,7 @@ def measure_quality(harness: Callable, tmp_path: Path, does: dict[str, Any], out
 
 def test_missing_probabilities_are_empty_with_a_reason(harness: Callable, tmp_path: Path) -> None:
     expect(tmp_path)
-    assert harness("quality.reference_logits", "logits.npy", {}).returncode == 0
+    assert harness("quality.measure", "own.json", {}, "--write-reference", tmp_path / "kept").returncode == 0
     whole = measure_quality(harness, tmp_path, {"noise": 0.5}, "whole.json")
     found = measure_quality(harness, tmp_path, {"noise": 0.5} | TARGETS, "targets.json")
     assert found["no_divergence"] == "its engine returns no logits"
@@ -249,7 +249,7 @@ def test_missing_probabilities_are_empty_with_a_reason(harness: Callable, tmp_pa
     assert (nothing["summary"], nothing["reason"]) == (None, "its engine returns no probabilities of a given text")
     with np.load(tmp_path / "nothing.npz") as positions:  # the workflow's rule has it among its outputs
         assert positions.files == []
-    result = harness("quality.reference_logits", "none.npy", TARGETS)
+    result = harness("quality.measure", "none.json", TARGETS, "--write-reference", tmp_path / "none")
     assert result.stderr.splitlines()[-1].startswith("error: engine fake returns no logits")
     timed = latency(harness, tmp_path, {"tells": []})
     assert timed["unchecked"] == "its engine returns neither logits nor its likeliest tokens"

@@ -1,10 +1,8 @@
 """The measuring programs' own honesty, with engines whose faults and delays are known."""
 
 import argparse
-import io
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +11,11 @@ from fake_engine import VOCAB, Fake
 
 from quantmill import engines
 from quantmill.common.program import UserError
+from quantmill.engines.head import Head
 from quantmill.metrics import divergence, perplexity
 from quantmill.quality import teacher_forcing
-from quantmill.quality.measure import score, score_targets, summarise
-from quantmill.quality.reference import Logits, narrow, recompute, widen, write
+from quantmill.quality.measure import score, score_reference, score_targets, summarise
+from quantmill.quality.reference import Reference, narrow, widen
 
 CONTEXT, TOKENS = 8, 46
 
@@ -29,15 +28,19 @@ def text(tmp_path: Path) -> teacher_forcing.Text:
     return teacher_forcing.read_text(tmp_path / "evaluation.json", "gptq-2048")
 
 
-def reference(engine: Fake, text: teacher_forcing.Text, positions: int | None = None) -> Logits:
-    """Return the content of the reference's file, in float32."""
-    file = io.BytesIO()
-    np.save(file, np.concatenate([chunk.logits for chunk in teacher_forcing.chunks(engine, text)])[:positions])
-    file.seek(0)
-    return Logits(file)
+@pytest.fixture
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
+    """Keep an engine's predictions: its states, whose logits are exact."""
+
+    def keep(engine: Fake, text: teacher_forcing.Text) -> Reference:
+        folder = tmp_path_factory.mktemp("reference") / "kept"
+        score_reference(engine, text, folder, "cuda")
+        return Reference(folder)
+
+    return keep
 
 
-def test_scored_positions_predict_the_windows_next_token(text: teacher_forcing.Text) -> None:
+def test_scored_positions_predict_the_windows_next_token(text: teacher_forcing.Text, reference: Callable) -> None:
     assert [window[:2] for window in text.windows] == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
     assert text.positions == 35
     engine = Fake()
@@ -53,13 +56,13 @@ def test_scored_positions_predict_the_windows_next_token(text: teacher_forcing.T
     assert positions["top1"].all()
 
 
-def test_one_chunk_of_logits_exists_at_a_time(text: teacher_forcing.Text) -> None:
+def test_one_chunk_of_logits_exists_at_a_time(text: teacher_forcing.Text, reference: Callable) -> None:
     engine = Fake()
     score(engine, text, reference(Fake(), text))
     assert engine.most_alive == 1
 
 
-def test_summary_sums_by_window(text: teacher_forcing.Text) -> None:
+def test_summary_sums_by_window(text: teacher_forcing.Text, reference: Callable) -> None:
     engine = Fake()
     positions = score(engine, text, reference(engine, text))
     result = summarise(positions, text, "gptq-2048")
@@ -72,35 +75,35 @@ def test_summary_sums_by_window(text: teacher_forcing.Text) -> None:
     assert summary["top1_agreement"] == 1
 
 
-def test_noise_in_the_logits_shows_as_divergence(text: teacher_forcing.Text) -> None:
+def test_noise_in_the_logits_shows_as_divergence(text: teacher_forcing.Text, reference: Callable) -> None:
     quiet, loud = (score(Fake(noise=noise), text, reference(Fake(), text))["kld"].mean() for noise in (0.1, 1.0))
     assert 0 < quiet < loud / 10
 
 
-def test_logits_shifted_by_one_position_are_seen(text: teacher_forcing.Text) -> None:
+def test_logits_shifted_by_one_position_are_seen(text: teacher_forcing.Text, reference: Callable) -> None:
     shifted = score(Fake(shift=1), text, reference(Fake(), text))
     assert shifted["top1"].mean() < 0.5
     assert shifted["kld"].mean() > 1
 
 
-def test_too_few_positions_are_refused(text: teacher_forcing.Text) -> None:
+def test_too_few_positions_are_refused(text: teacher_forcing.Text, reference: Callable) -> None:
     with pytest.raises(UserError, match="window 0: the engine returned logits of 5 positions, not 7"):
         score(Fake(drop=3), text, reference(Fake(), text))
 
 
-def test_logits_that_are_no_numbers_are_refused(text: teacher_forcing.Text) -> None:
+def test_logits_that_are_no_numbers_are_refused(text: teacher_forcing.Text, reference: Callable) -> None:
     broken = Fake()
     broken.table[:] = np.nan
     with pytest.raises(UserError, match="not finite"):
         score(broken, text, reference(Fake(), text))
 
 
-def test_a_reference_of_another_text_is_refused(text: teacher_forcing.Text) -> None:
-    with pytest.raises(UserError, match="of 34 positions, not 35"):
-        score(Fake(), text, reference(Fake(), text, -1))
+def test_a_reference_of_another_text_is_refused(text: teacher_forcing.Text, reference: Callable) -> None:
+    with pytest.raises(UserError, match="of 35 positions, not 28"):
+        score(Fake(), text.first(4), reference(Fake(), text))
 
 
-def test_a_padded_vocabulary_takes_no_part(text: teacher_forcing.Text) -> None:
+def test_a_padded_vocabulary_takes_no_part(text: teacher_forcing.Text, reference: Callable) -> None:
     padded = Fake()
     padded.table = np.pad(padded.table, ((0, 0), (0, 3)), constant_values=50)
     assert score(padded, text, reference(Fake(), text))["kld"] == pytest.approx(0, abs=1e-12)
@@ -133,7 +136,7 @@ def nll(before: int, after: int) -> float:
     return -perplexity.log_softmax(Fake().table)[before, after]
 
 
-def test_llamacpp_reads_bos_and_scores_second_halves(tmp_path: Path) -> None:
+def test_llamacpp_reads_bos_and_scores_second_halves(tmp_path: Path, reference: Callable) -> None:
     text = evaluation(tmp_path, "llamacpp-512")
     seen: list[list[int]] = []
 
@@ -157,13 +160,13 @@ def test_llamacpp_keeps_the_first_token_without_bos(tmp_path: Path) -> None:
     assert evaluation(tmp_path, "gptq-2048").bos is None
 
 
-def test_hf_strided_scores_all_but_the_first(tmp_path: Path) -> None:
+def test_hf_strided_scores_all_but_the_first(tmp_path: Path, reference: Callable) -> None:
     text = evaluation(tmp_path, "hf-strided")
     positions = score(Fake(), text, reference(Fake(), text))
     assert positions["nll"] == pytest.approx([nll(text.ids[i], text.ids[i + 1]) for i in range(TOKENS - 1)])
 
 
-def test_lm_eval_divides_by_words_within_documents(tmp_path: Path) -> None:
+def test_lm_eval_divides_by_words_within_documents(tmp_path: Path, reference: Callable) -> None:
     documents = [
         {"ids": [1, 2, 3], "words": 2, "bytes": 9},
         {"ids": [], "words": 5, "bytes": 1},
@@ -207,7 +210,7 @@ class Teller(Fake):
 
 
 @pytest.mark.parametrize("protocol", ["gptq-2048", "llamacpp-512", "hf-strided", "lm-eval-word"])
-def test_target_log_probabilities_give_the_same_perplexity(tmp_path: Path, protocol: str) -> None:
+def test_target_log_probabilities_give_the_same_perplexity(tmp_path: Path, protocol: str, reference: Callable) -> None:
     documents = [{"ids": list(range(1, 11)) * 5, "words": 15, "bytes": 80}]
     changes = {"prefix_id": 0, "documents": documents, "detokenizer": None} if protocol == "lm-eval-word" else {}
     text = evaluation(tmp_path, protocol, **changes)
@@ -221,7 +224,7 @@ def test_target_log_probabilities_give_the_same_perplexity(tmp_path: Path, proto
 
 
 @pytest.mark.parametrize("top", [1, 2, VOCAB - 1])
-def test_likeliest_tokens_bound_the_divergence_below(text: teacher_forcing.Text, top: int) -> None:
+def test_likeliest_tokens_bound_the_divergence_below(text: teacher_forcing.Text, top: int, reference: Callable) -> None:
     """With all but one of the vocabulary it is the divergence itself."""
     engine, other = Fake(), Teller()
     other.table = engine.table + np.random.default_rng(5).normal(size=engine.table.shape).astype(np.float32)
@@ -245,22 +248,74 @@ def test_lm_eval_wants_a_token_before_a_document(tmp_path: Path) -> None:
         evaluation(tmp_path, "lm-eval-word", prefix_id=None, documents=documents, detokenizer=None)
 
 
+@pytest.mark.parametrize(("keep", "need"), [("logits", 35 * VOCAB * 2), ("auto", 35 * VOCAB * 4 + VOCAB * VOCAB * 4)])
 def test_a_small_disk_is_refused_before_writing(
-    text: teacher_forcing.Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: teacher_forcing.Text,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    keep: str,
+    need: int,
+    reference: Callable,
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2 - 1))
-    file = io.BytesIO()
-    with pytest.raises(UserError, match="set reference_logits: recompute"):
-        write(Fake(), text, file, tmp_path)
-    assert file.tell() == 0
-    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=35 * VOCAB * 2))
-    write(Fake(), text, file, tmp_path)
-    file.seek(0)
-    logits = Logits(file)
-    assert (logits.positions, logits.vocab_size, logits.dtype) == (35, VOCAB, np.float16)
-    rows = logits.rows(35)
-    assert rows.max(axis=1) == pytest.approx(0)
-    assert rows[0] - rows[0, 3] == pytest.approx(Fake().table[text.ids[0]] - Fake().table[text.ids[0], 3], abs=0.02)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=need - 1))
+    with pytest.raises(UserError, match="free some disk, or score a shorter evaluation text"):
+        score_reference(Fake(), text, tmp_path / "kept", "cuda", keep)
+    assert not [*tmp_path.glob("*kept*")]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: argparse.Namespace(free=need))
+    own = score_reference(Fake(), text, tmp_path / "kept", "cuda", keep)
+    kept = Reference(tmp_path / "kept")
+    assert (kept.positions, kept.vocab_size) == (35, VOCAB)
+    rows = kept.rows(35, np.empty(0))
+    rows = rows - rows.max(axis=1, keepdims=True)
+    expected = Fake().table[text.ids[0]]
+    assert rows[0] == pytest.approx(expected - expected.max(), abs=0.02 if keep == "logits" else 1e-6)
+    assert own["nll"] == pytest.approx(score(Fake(), text, Reference(tmp_path / "kept"))["nll"], rel=1e-12)
+    assert not own["kld"].any() and not own["delta_p"].any() and own["top1"].all()
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.25, None), (1.0, 3.0), (2.0, 5.0)])
+@pytest.mark.parametrize("bias", [None, np.arange(VOCAB, dtype=np.float32)])
+def test_a_head_may_have_bias_scale_and_cap(
+    text: teacher_forcing.Text,
+    tmp_path: Path,
+    scale: float,
+    cap: float | None,
+    bias: np.ndarray | None,
+    reference: Callable,
+) -> None:
+    table = Fake().table
+
+    class Capped(Fake):
+        def head(self, ids: list[int]) -> Head:
+            return Head(table.T, bias, scale, cap)
+
+    score_reference(Capped(), text, tmp_path / "kept", "cuda")
+    rows = Reference(tmp_path / "kept").rows(7, np.empty(0))
+    expected = scale * (table[text.ids[:7]].astype(float) + (0 if bias is None else bias))
+    assert rows == pytest.approx(expected if cap is None else cap * np.tanh(expected / cap), rel=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[35], [1] * 35, [20, 4, 11], [2, 31, 2]])
+def test_rows_are_the_next_ones_whatever_is_asked(
+    text: teacher_forcing.Text, monkeypatch: pytest.MonkeyPatch, sizes: list[int], reference: Callable
+) -> None:
+    monkeypatch.setattr("quantmill.engines.chunk_positions", lambda vocab: 6)
+    kept = reference(Fake(), text)
+    rows = np.concatenate([kept.rows(size, np.empty(0)).copy() for size in sizes])
+    read = [text.ids[place] for window in text.windows for place in range(window.first - 1, window.last - 1)]
+    assert np.array_equal(rows, Fake().table[read])
+    with pytest.raises(UserError, match="are damaged; build them again"):
+        kept.rows(1, np.empty(0))
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"positions": 35}', '{"positions": 34, "vocab_size": 11}'])
+def test_a_damaged_reference_is_one_line(
+    text: teacher_forcing.Text, tmp_path: Path, damage: str, reference: Callable
+) -> None:
+    score_reference(Fake(), text, tmp_path / "kept", "cpu")
+    (tmp_path / "kept/reference.json").write_text(damage)
+    with pytest.raises(UserError, match=r"kept: the reference's predictions are damaged; build them again$"):
+        Reference(tmp_path / "kept")
 
 
 def test_masked_tokens_diverge_finitely() -> None:
@@ -277,23 +332,3 @@ def test_float16_is_widened_exactly() -> None:
     assert len(values) == 31745
     assert np.array_equal(widen(values, np.empty(len(values), np.float32)), values.astype(np.float32))
     assert np.exp(widen(np.array([-np.inf], np.float16), np.empty(1, np.float32))) == 0
-
-
-def test_a_reference_process_that_fails_is_one_line(text: teacher_forcing.Text) -> None:
-    with (
-        pytest.raises(UserError, match=r"^the reference's process failed: no such model$"),
-        recompute([sys.executable, "-c", "import sys; sys.exit('error: no such model')"]) as logits,
-    ):
-        score(Fake(), text, logits)
-
-
-def test_a_reference_process_dies_in_one_line(text: teacher_forcing.Text) -> None:
-    program = (
-        "import sys, numpy as np; out = sys.stdout.buffer; np.lib.format.write_array_header_1_0(out, {'descr': '<f2', "
-        f"'fortran_order': False, 'shape': (35, {VOCAB})}}); out.write(bytes(2 * {VOCAB})); sys.exit('error: gone')"
-    )
-    with (
-        pytest.raises(UserError, match=r"^the reference's process failed: gone$"),
-        recompute([sys.executable, "-c", program]) as logits,
-    ):
-        score(Fake(), text, logits)

@@ -40,8 +40,7 @@ def test_a_disk_that_is_too_small_is_one_line(plan: Callable) -> None:
     assert result.returncode == 1
     # float16 source and ct2-float16 of 13.477 GB each, ct2-int8 of 6.744: safetensors and fp16 are links
     assert result.stderr.splitlines() == [
-        f"error: {plan.root}: the study takes 33.7 GB and 33.0 GB are free; free some disk, leave formats out, or set "
-        "reference_logits: recompute"
+        f"error: {plan.root}: the study takes 33.7 GB and 33.0 GB are free; free some disk or leave formats out"
     ]
     assert "6,738,415,616" in result.stdout
     assert re.search(r"^jobs: .*\b3 artifact, .*\b3 latency, 1 page, 1 safetensors, 1 source", result.stdout, re.M)

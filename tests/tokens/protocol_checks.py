@@ -5,10 +5,10 @@
 The JSON files are tokenised texts; PAGES are scored by lm-eval-word alone, PLAIN by the other protocols.
 """
 
-import io
 import json
 import math
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,8 @@ def whole_windows() -> tuple[float, int]:
 def score(path: Path, protocol: str) -> dict[str, Any]:
     """Return the result of quality.measure for the model against itself."""
     text = teacher_forcing.read_text(path, protocol)
-    file = io.BytesIO()
-    reference.write(engine, text, file, None)
-    file.seek(0)
-    return measure.summarise(measure.score(engine, text, reference.Logits(file)), text, protocol)
+    with tempfile.TemporaryDirectory() as folder:
+        return measure.summarise(measure.score_reference(engine, text, Path(folder, "kept"), "cpu"), text, protocol)
 
 
 def tensors() -> float:

@@ -33,7 +33,7 @@ device: cpu
 texts: {evaluation: evaluation.txt, prompts: prompts.txt}
 """
 SCORED = ["fp16", "ct2-int8", "noise-floor"]
-ON_A_CARD = {"artifact", "expected_predictions", "reference_logits", "quality", "noise_floor", "latency"}
+ON_A_CARD = {"artifact", "expected_predictions", "reference", "quality", "noise_floor", "latency"}
 ELSEWHERE = {"source", "tensors", "safetensors", "tokens", "page"}
 
 
@@ -216,7 +216,7 @@ def test_jobs_never_share_a_card(study_run: Path) -> None:
         when, what, process, card, program, _ = line.split(" ")
         programs |= {(program, card == "none")}
         times.setdefault((card, process), {})[what] = float(when)
-    on_a_card = {"quality.reference_logits", "gate.expected", "gate.check", "build.ct2", "quality.measure"}
+    on_a_card = {"gate.expected", "gate.check", "build.ct2", "quality.measure"}
     elsewhere = {("fetch.name_tensors", True), ("tokens.tokenize_texts", True)}
     assert programs == {(name, False) for name in on_a_card | {"latency.measure"}} | elsewhere
     spans = {card: sorted((t["begin"], t["end"]) for (c, _), t in times.items() if c == card) for card in ("0", "1")}

@@ -142,6 +142,6 @@ def test_what_leads_to_results_goes_and_results_stay(root: Path, call: Callable)
     folder = root / "artifacts/demo"
     kept = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert kept == {"fp16", "ct2-float16", "tokens", "latency", "quality", "expected.json", "tensors.json"}
-    assert not list(folder.rglob("*-logits.npy"))
+    assert not list(folder.rglob("*-predictions"))
     assert all(float(row["perplexity"]) > 1 for row in rows(root).values())
     assert jobs(call, root, *options[3:]) == set()

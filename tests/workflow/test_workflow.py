@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import AUTOGPTQ, NEW_TOKENS
+from conftest import AUTOGPTQ, NEW_TOKENS, interpreter
 from workflows import SNAKEMAKE, jobs, rows
 
 
@@ -51,26 +51,33 @@ def test_ct2_float32_has_the_perplexity_of_transformers(demo: Path) -> None:
     assert abs(candidate["kld_mean"]) < 1e-6
 
 
-def test_a_recomputed_reference_gives_equal_figures(demo: Path, call: Callable, tmp_path: Path) -> None:
-    study = tmp_path / "study.yaml"
-    study.write_text((demo / "config/config.yaml").read_text() + "reference_logits: recompute\n")
-    options = ("--configfile", study, "--forcerun", "quality", "--", "artifacts/demo/quality/mlc-q4f16_1.json")
-    result = call(SNAKEMAKE, "-n", "-p", *options, cwd=demo)
-    assert result.returncode == 0, result.stderr
-    assert "rule reference_logits" not in result.stdout + result.stderr
-    (command,) = re.findall(
-        r"(\S*envs/mlc/bin/python scripts/quantmill quality.measure .*) 2> ", result.stdout + result.stderr
+def test_states_and_logits_give_equal_figures(demo: Path, call: Callable, tmp_path: Path, torch_python: Path) -> None:
+    """The demo's logits are small, and kept as they are; here its states are, and another environment's torch reads
+    them."""
+    artifacts, kept = demo / "artifacts/demo", tmp_path / "kept"
+    program = ("scripts/quantmill", "quality.measure")
+    scored = ("--evaluation", artifacts / "tokens/evaluation.json", "--device", "cpu", "--threads", 2)
+    assert {path.name for path in (artifacts / "quality/fp16-predictions").iterdir()} == {
+        "logits.npy",
+        "reference.json",
+    }
+    result = call(
+        torch_python, "tests/quality/keep_states.py", artifacts / "fp16", tmp_path / "fp16.json", kept, *scored
     )
-    assert re.search(
-        r"--recompute-python=\S*envs/torch/bin/python", command
-    )  # another environment than the candidate's
-    again = tmp_path / "again.json"
-    result = call(*command.replace("artifacts/demo/quality/mlc-q4f16_1.json", str(again)).split(), cwd=demo)
     assert result.returncode == 0, result.stderr
-    kept, recomputed = quality(demo, "mlc-q4f16_1")["summary"], json.loads(again.read_text())["summary"]
-    assert kept.keys() == recomputed.keys()
-    for name, value in kept.items():
-        assert recomputed[name] == pytest.approx(value, rel=1e-3), name
+    assert {path.name for path in kept.iterdir()} == {"states.npy", "weight.npy", "reference.json"}
+    mlc = ("--engine", "quantmill-tvm", "--reference", kept)
+    again = tmp_path / "again.json"
+    result = call(interpreter("mlc"), *program, artifacts / "mlc-q4f16_1", again, *mlc, *scored)
+    assert result.returncode == 0, result.stderr
+    of_logits, of_states = quality(demo, "mlc-q4f16_1")["summary"], json.loads(again.read_text())["summary"]
+    assert of_logits.keys() == of_states.keys()
+    assert of_states["perplexity"] == pytest.approx(of_logits["perplexity"], rel=1e-9)
+    for name, value in of_logits.items():  # logits are rounded to float16
+        assert of_states[name] == pytest.approx(value, rel=1e-3), name
+    own = json.loads((tmp_path / "fp16.json").read_text())
+    assert own["windows"] == quality(demo, "fp16")["windows"]
+    assert own["summary"]["kld_max"] == 0
 
 
 def test_the_noise_floor_is_below_int8(demo: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from quantmill import devices
 from quantmill.common.program import PACKAGE, UserError, first_line, suggestion
+from quantmill.engines.head import Head
 from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.metrics.targets import Targets as Targets
 
@@ -83,6 +84,18 @@ class Engine:
         """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
 
         They are numpy arrays; on a GPU, an engine that has torch yields tensors, which are compared there.
+        """
+        raise NotImplementedError
+
+    def head(self, ids: list[int]) -> Head | None:
+        """Return the head that makes `logits` of `states`, on whose logits the model agrees after `ids`; None where
+        there is none, or more than a scale and a cap follows it."""
+        return None
+
+    def states(self, ids: list[int]) -> Iterator[Any]:
+        """Yield what the model's head reads, in chunks [positions, hidden], as `logits` yields logits.
+
+        An engine with a `head` has them.
         """
         raise NotImplementedError
 

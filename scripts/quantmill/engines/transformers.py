@@ -15,6 +15,7 @@ from quantmill.checkpoint import shards, share_read
 from quantmill.common import remote_code, special_tokens
 from quantmill.common.program import UserError, first_line
 from quantmill.engines.decoding.merged import merge
+from quantmill.engines.head import Head
 
 remote_code.forbid()
 
@@ -23,6 +24,7 @@ DTYPES = {"cuda": torch.float16, "cpu": torch.float32}
 # For the noise floor: what a GPU would calculate in, and the other dtype in which unquantized models are served
 OTHER_DTYPES = {"cuda": "bfloat16", "cpu": "float16"}
 PROBE = 8  # tokens
+LAST_BITS = 2  # of the largest logit
 BATCH = {"cpu": 512, "cuda": 8192}  # tokens of several short texts that run together
 
 
@@ -86,7 +88,8 @@ class Engine(engines.Engine):
         self.static: Any = None
         self.merged = False
         self.ends = False  # whether end-of-sequence tokens may be chosen
-        self.plain_head: bool | None = None  # known at the first logits
+        self.known_head: Head | None = None
+        self.head_is_known = False  # until the first logits
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """Load the model, and set `compute_type`. Raises `UserError` where it cannot be loaded whole."""
@@ -183,26 +186,26 @@ class Engine(engines.Engine):
                 yield number, token, at
 
     def logits(self, ids: list[int]) -> Iterator[Any]:
-        tokens = torch.tensor([ids], device=self.device)
-        size = engines.chunk_positions(self.vocab_size)
-        if self.plain_head is None:
-            self.plain_head = self._has_plain_head(tokens[:, :PROBE])
-        if self.plain_head:  # the whole window through the body, a chunk of it through the head
-            hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
-            for chunk in hidden.split(size):
-                yield self._deliver(self._run(self.model.get_output_embeddings(), chunk))
+        if head := self.head(ids):  # the whole window through the body, a chunk of it through the head
+            for states in self.states(ids):
+                yield self._deliver(head.logits(states))
             return
+        tokens = torch.tensor([ids], device=self.device)
         cache = self._cache()  # so that the logits of only one chunk are in memory
-        for chunk in tokens.split(size, dim=1):
+        for chunk in tokens.split(engines.chunk_positions(self.vocab_size), dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
+    def states(self, ids: list[int]) -> Iterator[Any]:
+        tokens = torch.tensor([ids], device=self.device)
+        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
+        yield from hidden.split(engines.chunk_positions(self.vocab_size))
+
     def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
-        if self.plain_head is None:
-            self.plain_head = self._has_plain_head(torch.tensor([texts[0][:PROBE]], device=self.device))
-        if not self.plain_head:
+        head = self.head(texts[0])
+        if not head:
             yield from super().logits_of_last_tokens(texts, counts)
             return
-        size, head = engines.chunk_positions(self.vocab_size), self.model.get_output_embeddings()
+        size = engines.chunk_positions(self.vocab_size)
         for batch in self._batches(texts):
             # no position attends to its right, so any padding there will do
             longest = max(len(texts[number]) for number in batch)
@@ -212,7 +215,7 @@ class Engine(engines.Engine):
             for row, number in enumerate(batch):
                 end = len(texts[number])
                 for chunk in hidden[row, end - counts[number] : end].split(size):
-                    yield number, self._deliver(self._run(head, chunk))
+                    yield number, self._deliver(head.logits(chunk))
 
     def _batches(self, texts: list[list[int]]) -> Iterator[list[int]]:
         """Yield the numbers of texts that run together, in order: at most `BATCH` tokens, padding included."""
@@ -238,14 +241,22 @@ class Engine(engines.Engine):
         logits = logits.float()
         return logits.numpy() if self.device == "cpu" else logits
 
-    def _has_plain_head(self, tokens: torch.Tensor) -> bool:
-        """Return whether the logits are the head's output for the last hidden state, without a scale or cap after
-        it."""
-        head = self.model.get_output_embeddings()
-        if head is None or self.model.base_model is self.model:
-            return False
+    def head(self, ids: list[int]) -> Head | None:
+        if not self.head_is_known:
+            self.known_head = self._find_head(torch.tensor([ids[:PROBE]], device=self.device))
+            self.head_is_known = True
+        return self.known_head
+
+    def _find_head(self, tokens: torch.Tensor) -> Head | None:
+        """Return the head if its logits of the last hidden states are the model's own within the last bits."""
+        layer = self.model.get_output_embeddings()
+        if not isinstance(layer, torch.nn.Linear) or self.model.base_model is self.model:
+            return None
+        found = Head.of_config(layer.weight, layer.bias, self.model.config.get_text_config().to_dict())
         hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0]
-        return torch.equal(self._run(head, hidden), self._run(self.model, input_ids=tokens, use_cache=False).logits)
+        own = self._run(self.model, input_ids=tokens, use_cache=False).logits.float()
+        last_bits = LAST_BITS * torch.finfo(self.dtype).eps * own.abs().max()
+        return found if bool(((found.logits(hidden) - own).abs() <= last_bits).all()) else None
 
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()

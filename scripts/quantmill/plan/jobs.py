@@ -14,6 +14,7 @@ from typing import Any
 from quantmill.checkpoint.model_shape import Shape
 from quantmill.metrics import windows
 from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, SLOW, BuildResources, Machine, Memory, RunResources
+from quantmill.quality import reference
 from quantmill.report.column import limits
 
 SNAKEMAKE = 160  # MB of Snakemake, which runs a cluster's job: a dry run of the demo takes 138
@@ -77,9 +78,12 @@ def fill(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> in
     return min(calibration["samples"], most) * length
 
 
-def logits_bytes(text_bytes: int, vocab: int) -> int:
-    """Return the most bytes of the reference's logits: float16, for each position and token of the vocabulary."""
-    return int(text_bytes * POSITIONS_A_BYTE) * vocab * 2
+def reference_bytes(text_bytes: int, model: Shape, device: str, keep: str) -> int:
+    """Return the most bytes of the reference's predictions for a text: its logits, or hidden states."""
+    positions = int(text_bytes * POSITIONS_A_BYTE)
+    if keep == "logits" or not reference.keeps_states(positions, model.vocab, device):
+        return reference.logits_bytes(positions, model.vocab)
+    return reference.states_bytes(positions, model.vocab, model.hidden, device)
 
 
 @dataclass(frozen=True)
@@ -171,16 +175,19 @@ class Jobs:
         return Resources(latency.mb, JOB + loads["restarts"] * seconds)
 
     def score(self, format: str, engine: str, model: Shape, positions: int | None) -> Resources:
-        """Plan the scoring of `positions` of a text (None: unknown). The reference runs at the same time if its logits
-        are not stored."""
-        cells = [(format, engine)]
-        cells += [self.reference] if self.study["reference_logits"] == "recompute" else []
-        runs = [self._run_mb(*cell, model, self._window(model)) for cell in cells]
-        mb = sum(UNKNOWN.mb(model, 0) if each is None else each for each in runs)
-        if positions is None or None in runs:
-            return Resources(job_mb(mb), None, known=None not in runs)
-        seconds = sum(self._start(*cell, model) for cell in cells) + positions * model.vocab * COMPARE
-        return Resources(job_mb(mb), JOB + seconds + len(cells) * self._forward(model, self._read(model, positions)))
+        """Plan the scoring of `positions` of a text (None: unknown), with the reference's head beside the engine where
+        its states are kept."""
+        runs = self._run_mb(format, engine, model, self._window(model))
+        states = self.study["reference_logits"] == "auto" and (
+            positions is None or reference.keeps_states(positions, model.vocab, self._device)
+        )
+        head = model.vocab * model.hidden if states else 0
+        mb = (UNKNOWN.mb(model, 0) if runs is None else runs) + (4 if self._device == "cpu" else 2) * head // MB
+        if positions is None or runs is None:
+            return Resources(job_mb(mb), None, known=runs is not None)
+        seconds = self._start(format, engine, model) + positions * model.vocab * COMPARE
+        seconds += 2 * head * positions / self._machine.flops
+        return Resources(job_mb(mb), JOB + seconds + self._forward(model, self._read(model, positions)))
 
     def tasks(self, format: str, engine: str, model: Shape, documents: int | None) -> Resources:
         """Plan the tasks of a cell, with `documents` in all (None: unknown): the engine, and lm-evaluation-harness."""

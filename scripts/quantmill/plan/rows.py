@@ -98,7 +98,8 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
     """Return a row for a cell: its artifact, and the jobs that build and measure it; None if none is left."""
     name, format, engine = label(cell), cell["format"], cell["engine"]
     parts = ("artifact", "latency", "quality", "loads", "tasks")
-    kinds = [kind for kind in parts if cell.get(kind) in left]
+    done = {"quality"} if name == costs.study["reference"] else set()  # with its predictions: `reference_rows`
+    kinds = [kind for kind in parts if cell.get(kind) in left and kind not in done]
     if not kinds:
         return None
     if found.shape is None:
@@ -133,7 +134,7 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
     folder, text = f"artifacts/{name}", model["texts"]["evaluation"]
     files = {
         "gate": f"{folder}/expected.json",
-        "logits": f"{folder}/quality/{costs.study['reference']}-logits.npy",
+        "predictions": f"{folder}/quality/{costs.study['reference']}-predictions",
         "noise-floor": f"{folder}/quality/noise-floor.json",
         "imatrix": f"{folder}/imatrix",
         "gguf-sensitivity": f"{folder}/gguf-sensitivity.json",
@@ -141,12 +142,14 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
     if found.shape is None:
         return [Row(name, each, None, None, (None,)) for each, file in files.items() if file in left]
     nbytes = text_bytes(text)
-    logits = None if nbytes is None or not found.shape.vocab else jobs.logits_bytes(nbytes, found.shape.vocab)
+    kept = None
+    if nbytes is not None and found.shape.vocab:
+        kept = jobs.reference_bytes(nbytes, found.shape, costs.study["device"], costs.study["reference_logits"])
     score = costs.score(*costs.reference, found.shape, tokens(text))
-    planned = {"gate": costs.expect(found.shape), "logits": score, "noise-floor": score}
+    planned = {"gate": costs.expect(found.shape), "predictions": score, "noise-floor": score}
     planned |= {"imatrix": costs.imatrix(found.shape), "gguf-sensitivity": costs.sensitivity(found.shape)}
     return [
-        row_of(name, each, logits if each == "logits" else 0, [planned[each]])
+        row_of(name, each, kept if each == "predictions" else 0, [planned[each]])
         for each, file in files.items()
         if file in left
     ]

@@ -136,8 +136,7 @@ def main() -> None:
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"
     )
     if need > free:
-        other = "" if study["reference_logits"] == "recompute" else ", or set reference_logits: recompute"
         raise UserError(
-            f"{nearest_folder(ARTIFACTS)}: the study takes {amount(need)} and {amount(free)} are free; free some disk, "
-            f"leave formats out{other}"
+            f"{nearest_folder(ARTIFACTS)}: the study takes {amount(need)} and {amount(free)} are free; free some disk "
+            "or leave formats out"
         )

@@ -1,20 +1,17 @@
 """Measure an artifact's loss: perplexity of the evaluation text, and divergence from the reference's predictions.
 
     python scripts/quantmill quality.measure ARTIFACT OUT --engine ctranslate2 --evaluation evaluation.json
-        --expected expected.json
-        (--reference logits.npy | --recompute FOLDER --recompute-engine transformers [--recompute-python PYTHON])
+        --expected expected.json (--reference FOLDER | --write-reference FOLDER)
 
 OUT is a JSON file with each window's sums (from which intervals and paired differences can be computed) and the
 summary. OUT with the suffix .npz has the values of every position.
 
---recompute runs the reference in a process of its own at the same time, instead of reading its logits from a file.
---noise-floor scores the reference itself in another dtype, on the first windows: the distance of two runs of the same
-weights.
+--write-reference makes the artifact the reference: the same forward passes that give its own row write the folder with
+which all others are compared (`quality.reference`). --noise-floor scores the reference itself in another dtype, on the
+first windows: the distance of two runs of the same weights.
 """
 
-from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,13 +20,14 @@ import numpy as np
 from tqdm import tqdm
 
 from quantmill import devices, engines
-from quantmill.common import manifest, program
+from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically, write_json
 from quantmill.common.program import UserError, parser
 from quantmill.devices import cuda, processes
 from quantmill.metrics import METRICS_VERSION, bootstrap, divergence, perplexity
 from quantmill.metrics.windows import PROTOCOLS
 from quantmill.quality import alignment, reference, teacher_forcing
+from quantmill.quality.reference import Reference
 
 # logits compared at a time, in three float64 copies of 1 MiB each, which fit a processor's cache
 BLOCK = {"cpu": 2**17, "gpu": 2**21}
@@ -37,57 +35,89 @@ NOISE_WINDOWS = 8  # 4,000 positions or more; on a CPU float16 takes many times 
 
 
 def score(
-    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits, whole: int | None = None
+    engine: engines.Engine, text: teacher_forcing.Text, kept: Reference, whole: int | None = None
 ) -> dict[str, np.ndarray]:
     """Return the window number and the values of `divergence.measure` for every scored position; each [positions].
 
-    whole: positions of the reference's logits, if the text is only their beginning.
+    whole: positions of the reference's predictions, if the text is only their beginning.
     """
     expected = whole or text.positions
-    if logits.positions != expected:
-        raise UserError(f"the reference's logits are of {logits.positions} positions, not {expected}; rebuild them")
+    if kept.positions != expected:
+        raise UserError(f"the reference's predictions are of {kept.positions} positions, not {expected}; rebuild them")
+    return collect(teacher_forcing.chunks(engine, text), text, kept)
+
+
+def score_reference(
+    engine: engines.Engine, text: teacher_forcing.Text, folder: Path, device: str, keep: str = "auto"
+) -> dict[str, np.ndarray]:
+    """Write the predictions of an engine as the reference's, and return the columns of `score` for itself.
+
+    keep: `logits`, or `auto` for states where `reference.keeps_states` says so and the engine has a head.
+
+    Raises `UserError` if the engine returns no logits.
+    """
+    if "logits" not in engine.capabilities:
+        raise UserError(f"engine {engine.name} returns no logits, so that nothing can be compared with it")
+    head = engine.head(text.read(text.windows[0].start, text.windows[0].stop))
+    if head and (keep == "logits" or not reference.keeps_states(text.positions, len(head.weight), device)):
+        head = None
+    with write_atomically(folder) as partial, reference.Writer(partial, text.positions, head) as writer:
+
+        def written() -> Iterator[teacher_forcing.Chunk]:
+            for chunk in teacher_forcing.chunks(engine, text, head):
+                writer.add(chunk)
+                yield chunk
+                del chunk  # or it would still be held while the engine makes the next one
+
+        return collect(written(), text, None)
+
+
+def collect(
+    chunks: Iterable[teacher_forcing.Chunk], text: teacher_forcing.Text, kept: Reference | None
+) -> dict[str, np.ndarray]:
+    """Return the columns of `score` of chunks; without `kept` they are the reference's own."""
     parts: list[dict[str, np.ndarray]] = []
     work: Any = None
     with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
-        for chunk in teacher_forcing.chunks(engine, text):
+        for chunk in chunks:
             xp = teacher_forcing.library(chunk.logits)
-            size = max(1, BLOCK["cpu" if xp is np else "gpu"] // logits.vocab_size)
+            vocab = kept.vocab_size if kept else chunk.logits.shape[1]
+            size = max(1, BLOCK["cpu" if xp is np else "gpu"] // vocab)
             if work is None:
-                work = xp.empty((3, size, logits.vocab_size), dtype=xp.float64, device=chunk.logits.device)
+                work = xp.empty((3, size, vocab), dtype=xp.float64, device=chunk.logits.device)
             for low in range(0, len(chunk.targets), size):
-                parts.append(measure(chunk, low, logits, xp, work))
+                parts.append(measure(chunk, low, kept, xp, work))
             bar.update(len(chunk.targets))
             del chunk  # free it before the engine makes the next one
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def score_targets(
-    engine: engines.Engine, text: teacher_forcing.Text, logits: reference.Logits
-) -> dict[str, np.ndarray]:
+def score_targets(engine: engines.Engine, text: teacher_forcing.Text, kept: Reference) -> dict[str, np.ndarray]:
     """Return the columns of `score` for an engine without logits: a lower bound of the divergence, `kld_lower_bound`,
     and `top1`, both only if the engine returns its likeliest tokens."""
     parts: list[dict[str, np.ndarray]] = []
-    size = max(1, BLOCK["cpu"] // logits.vocab_size)
+    size = max(1, BLOCK["cpu"] // kept.vocab_size)
     for number, found, ids in teacher_forcing.targets(engine, text):
         for low in range(0, len(ids), size):
             told = engines.Targets(*(each[low : low + size] for each in found))
-            rows = logits.wide_rows(len(told.logprobs))
+            rows = kept.rows(len(told.logprobs), np.empty(0))
             values = divergence.bound(*told, rows, ids[low : low + size])
             parts.append({"window": np.full(len(rows), number)} | values)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def measure(
-    chunk: teacher_forcing.Chunk, low: int, logits: reference.Logits, xp: ModuleType, work: Any
+    chunk: teacher_forcing.Chunk, low: int, kept: Reference | None, xp: ModuleType, work: Any
 ) -> dict[str, np.ndarray]:
     """Return the columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
-    if chunk.logits.shape[1] < logits.vocab_size:
-        raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {logits.vocab_size}")
     targets = chunk.targets[low : low + work.shape[1]]
-    # some formats pad the vocabulary: tokens that the reference lacks are left out
-    candidate = chunk.logits[low : low + len(targets), : logits.vocab_size]
-    kept = logits.wide_rows(len(targets)) if xp is np else logits.rows(len(targets))
-    found = divergence.measure(candidate, kept, targets, xp, work)
+    candidate = chunk.logits[low : low + len(targets)]
+    if kept:
+        if chunk.logits.shape[1] < kept.vocab_size:
+            raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {kept.vocab_size}")
+        candidate = candidate[:, : kept.vocab_size]  # some formats pad theirs: the reference lacks those tokens
+    expected = kept.rows(len(targets), candidate) if kept else candidate  # the reference's own row
+    found = divergence.measure(candidate, expected, targets, xp, work)
     values = {name: teacher_forcing.to_host(column) for name, column in found.items()}
     return {"window": np.full(len(targets), chunk.window)} | values
 
@@ -152,24 +182,13 @@ def write_positions(out: Path, positions: dict[str, np.ndarray]) -> None:
         np.savez(file, **arrays)
 
 
-def read_reference(options: Namespace, device: str, threads: int) -> AbstractContextManager[reference.Logits]:
-    """Return the reference's logits, from a file or from a process with this many threads."""
-    if options.reference:
-        return reference.load(options.reference)
-    command = [*program.command("quality.reference_logits", options.recompute_python), options.recompute, "-"]
-    command += ["--engine", options.recompute_engine, "--evaluation", options.evaluation]
-    command += ["--protocol", options.protocol, "--device", device, "--threads", str(threads)]
-    return reference.recompute(command)
-
-
 def main() -> None:
     arguments = parser(__doc__)
     teacher_forcing.add_arguments(arguments)
     group = arguments.add_mutually_exclusive_group(required=True)
-    group.add_argument("--reference", type=Path, help="what quality.reference_logits wrote")
-    group.add_argument("--recompute", type=Path, help="the reference's artifact")
-    arguments.add_argument("--recompute-engine", default="transformers", help="the reference's engine")
-    arguments.add_argument("--recompute-python", help="that engine's interpreter; default: this one")
+    group.add_argument("--reference", type=Path, help="what --write-reference wrote")
+    group.add_argument("--write-reference", type=Path, help="a folder to write: the artifact is the reference")
+    arguments.add_argument("--keep", choices=("auto", "logits"), default="auto", help="what is written there")
     arguments.add_argument(
         "--expected", type=Path, help="what gate.expected wrote for the source; the engine is checked with it"
     )
@@ -195,27 +214,30 @@ def main() -> None:
             write_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
-    # a recomputed reference runs at the same time
-    threads = max(1, options.threads // 2) if options.recompute else options.threads
-    with read_reference(options, device, threads) as logits:
-        chosen = options.options | changes
-        engine = engines.load(options.engine, options.artifact, device, threads, options.gpus, **chosen)
-        if not engine.capabilities & {"logits", "target_logprobs"}:
-            write_positions(options.out, {})
-            protocol = {"perplexity": options.protocol}
-            reason = teacher_forcing.NO_PROBABILITIES
-            write_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
-            return
-        if options.expected:
-            alignment.examine(engine, options.artifact, text.ids, options.expected)
-        whole_answer = "logits" in engine.capabilities
-        positions = score(engine, text, logits, whole) if whole_answer else score_targets(engine, text, logits)
+    engine = engines.load(
+        options.engine, options.artifact, device, options.threads, options.gpus, **options.options | changes
+    )
+    if not engine.capabilities & {"logits", "target_logprobs"}:
+        write_positions(options.out, {})
+        protocol = {"perplexity": options.protocol}
+        reason = teacher_forcing.NO_PROBABILITIES
+        write_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
+        return
+    if options.expected:
+        alignment.examine(engine, options.artifact, text.ids, options.expected)
+    whole_answer = "logits" in engine.capabilities
+    if options.write_reference:
+        positions = score_reference(engine, text, options.write_reference, device, options.keep)
+    elif whole_answer:
+        positions = score(engine, text, Reference(options.reference), whole)
+    else:
+        positions = score_targets(engine, text, Reference(options.reference))
     result |= {
         **summarise(positions, text, options.protocol),
         **({} if whole_answer else {"no_divergence": teacher_forcing.NO_LOGITS}),
         "compute_type": engine.compute_type,
         "versions": engine.versions(),
-        "device": devices.describe(device, engine.threads or threads),
+        "device": devices.describe(device, engine.threads or options.threads),
         "peak_memory_bytes": cuda.used_bytes() if device == "cuda" else processes.peak_rss_bytes(engine.processes()),
     }
     if not options.noise_floor:

@@ -1,91 +1,178 @@
-"""The reference's logits over the scored positions, read in order: from a file, or from a process that computes them.
+"""The reference's predictions over the scored positions, on the disk: hidden states with the model's head, or logits.
 
-They are one .npy array [scored positions, vocab] of float16. Each row is shifted so that its largest logit is 0. That
-does not change a softmax, and gives likely tokens float16's best precision.
+A folder holds `reference.json` and arrays, each as .npy. A hidden state is what the head reads; its logits are a
+product away (`engines.head`). Logits are kept where the head is not all that follows the states, and where they are
+small: then reading them is quicker than the product. They are float16, and each row is shifted so that its largest
+logit is 0. That does not change a softmax, and gives likely tokens float16's best precision.
 """
 
-import io
+import json
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from quantmill.common.program import UserError, start_child
-from quantmill.engines import Engine
+from quantmill import engines
+from quantmill.common.program import UserError
+from quantmill.engines.head import Head
 from quantmill.quality import teacher_forcing
 
 ROW_BLOCK = {"cpu": 2**18, "gpu": 2**23}  # logits that are shifted at a time
 LOWEST = np.float32(np.finfo(np.float16).min)
+SMALL = 2 * 2**30  # bytes of logits that a CPU keeps
+NAME = "reference.json"
 
 
-class EndedError(UserError):
-    """The logits end before the text does."""
+def keeps_states(positions: int, vocab: int, device: str) -> bool:
+    """Return whether hidden states are kept rather than logits: on a GPU the product is quicker than any disk, and on a
+    CPU a few logits are read more quickly."""
+    return device != "cpu" or logits_bytes(positions, vocab) > SMALL
 
 
-class Logits:
-    """An array of logits, read in order, a few rows at a time into the same memory."""
+def logits_bytes(positions: int, vocab: int) -> int:
+    """Return the bytes of logits: float16."""
+    return 2 * positions * vocab
 
-    def __init__(self, stream: io.BufferedIOBase) -> None:
-        """Read the array's header. Raises `EndedError` if there is none."""
-        self.stream = stream
+
+def states_bytes(positions: int, vocab: int, hidden: int, device: str) -> int:
+    """Return the bytes of hidden states and of the head, at most: float32 on a CPU, and 16 bits on a GPU."""
+    return (positions + vocab) * hidden * (4 if device == "cpu" else 2)
+
+
+class Writer:
+    """Writes a reference's predictions into a new folder, chunk by chunk."""
+
+    def __init__(self, folder: Path, positions: int, head: Head | None) -> None:
+        """Begin a folder for this many positions. With a `head`, states are written, else logits."""
+        self.folder, self.positions, self.head = folder, positions, head
+        self.file: BinaryIO | None = None
+        folder.mkdir()
+
+    def add(self, chunk: teacher_forcing.Chunk) -> None:
+        """Write a chunk. Raises `UserError` before the first byte if the disk is too small for all."""
+        if self.file is None:
+            self._begin(chunk)
+        assert self.file is not None
+        if self.head:
+            self.file.write(np.ascontiguousarray(bits_of(chunk.states)).data)
+            return
+        size = max(1, ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"] // chunk.logits.shape[1])
+        for low in range(0, len(chunk.logits), size):
+            self.file.write(narrow(chunk.logits[low : low + size]).data)
+
+    def _begin(self, chunk: teacher_forcing.Chunk) -> None:
+        vocab = chunk.logits.shape[1]
+        facts: dict[str, Any] = {"positions": self.positions, "vocab_size": vocab}
+        if self.head:
+            arrays = {"weight": narrowest(bits_of(self.head.weight))}
+            arrays |= {} if self.head.bias is None else {"bias": bits_of(self.head.bias)}
+            dtype = str(chunk.states.dtype).removeprefix("torch.")
+            facts |= {"scale": self.head.scale, "cap": self.head.cap, "dtype": dtype}
+            row = bits_of(chunk.states[:1])
+        else:
+            arrays, row = {}, np.empty((1, vocab), np.float16)
+        need = self.positions * row.nbytes + sum(each.nbytes for each in arrays.values())
+        check_space(self.folder, need)
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+        (self.folder / NAME).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        shape = (self.positions, row.shape[1])
+        self.file = (self.folder / f"{'states' if self.head else 'logits'}.npy").open("wb")
+        description = {"descr": row.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(self.file, description)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.file:
+            self.file.close()
+
+
+class Reference:
+    """A reference's predictions, read in order, a few rows at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open what `Writer` wrote. Raises `UserError` if it is damaged."""
+        self.folder, self.place = folder, 0
         try:
-            np.lib.format.read_magic(stream)
-            (self.positions, self.vocab_size), _, self.dtype = np.lib.format.read_array_header_1_0(stream)
-        except ValueError:
-            raise EndedError("the reference's logits have no header; build them again") from None
+            self.facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
+            self.positions, self.vocab_size = (self.facts[name] for name in ("positions", "vocab_size"))
+            # read, not mapped: a mapped file counts as the process's memory
+            self.file = (folder / f"{'states' if 'dtype' in self.facts else 'logits'}.npy").open("rb", buffering=0)
+            np.lib.format.read_magic(self.file)
+            shape, _, self.dtype = np.lib.format.read_array_header_1_0(self.file)
+        except (ValueError, KeyError, TypeError, OSError):
+            raise self._damaged() from None
+        self.width, self.start = shape[1], self.file.tell()
+        if self.file.seek(0, 2) != self.start + self.positions * self.width * self.dtype.itemsize:
+            raise self._damaged()
+        self.head: Head | None = None
+        self.made: Any = ()  # logits of states from row `first` on, of which `rows` returns the next ones
+        self.first = 0
         self.raw, self.wide = np.empty(0, self.dtype), np.empty(0, np.float32)
 
-    def rows(self, count: int) -> np.ndarray:
-        """Return the next rows [count, vocab], valid until the next call. Raises `EndedError` if there are no more."""
-        size = count * self.vocab_size
-        if size > self.raw.size:
-            self.raw = np.empty(size, self.dtype)
-        rows = self.raw[:size]
-        if self.stream.readinto(rows.view(np.uint8).data) != rows.nbytes:
-            raise EndedError("the reference's logits end too early; build them again")
-        return rows.reshape(count, self.vocab_size)
+    def rows(self, count: int, like: Any) -> Any:
+        """Return the logits [count, vocab] of the next positions, valid until the next call: an array in float32 for an
+        array, else a tensor on the device of the tensor `like`.
 
-    def wide_rows(self, count: int) -> np.ndarray:
-        """Return the next rows in float32, for numpy."""
-        rows = self.rows(count)
-        if rows.dtype != np.float16:
-            return rows
+        Raises `UserError` if there are no more.
+        """
+        if self.place + count > self.positions:
+            raise self._damaged()
+        low, self.place = self.place, self.place + count
+        if "dtype" in self.facts:
+            return self._products(low, count, like)
+        rows = self._read(low, count)
+        if not isinstance(like, np.ndarray):
+            return sys.modules["torch"].from_numpy(rows).to(like.device)
         if rows.size > self.wide.size:
             self.wide = np.empty(rows.size, np.float32)
         return widen(rows, self.wide[: rows.size].reshape(rows.shape))
 
+    def _read(self, low: int, count: int) -> np.ndarray:
+        """Return stored rows, in memory that the next call overwrites."""
+        size = count * self.width
+        if size > self.raw.size:
+            self.raw = np.empty(size, self.dtype)
+        rows = self.raw[:size]
+        self.file.seek(self.start + low * self.width * self.dtype.itemsize)
+        if self.file.readinto(rows.view(np.uint8).data) != rows.nbytes:
+            raise self._damaged()
+        return rows.reshape(count, self.width)
 
-def check_space(folder: Path, positions: int, vocab_size: int) -> None:
-    """Raise `UserError` if a folder's disk is too small for the logits."""
-    need, free = positions * vocab_size * 2, shutil.disk_usage(folder).free
+    def _products(self, low: int, count: int, like: Any) -> Any:
+        """Return rows that the head makes of states, as many at a time as fit a chunk: a product of few rows reads the
+        whole head too."""
+        if self.head is None:
+            arrays = {name: self._array(name, like) for name in ("weight", "bias")}
+            self.head = Head(**arrays, scale=self.facts["scale"], cap=self.facts["cap"])
+        if low + count > self.first + len(self.made):
+            self.made = ()  # free it before the next ones are there
+            size = min(max(count, engines.chunk_positions(self.vocab_size)), self.positions - low)
+            made = self.head.logits(read_bits(self._read(low, size), self.facts["dtype"], like))
+            self.made, self.first = np.asarray(made) if isinstance(like, np.ndarray) else made, low
+        return self.made[low - self.first : low - self.first + count]
+
+    def _array(self, name: str, like: Any) -> Any:
+        path = self.folder / f"{name}.npy"
+        return read_bits(np.load(path), self.facts["dtype"], like) if path.exists() else None
+
+    def _damaged(self) -> UserError:
+        return UserError(f"{self.folder}: the reference's predictions are damaged; build them again")
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Raise `UserError` if a folder's disk is too small for this many bytes."""
+    free = shutil.disk_usage(folder).free
     if need > free:
         raise UserError(
-            f"{folder}: reference logits take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; free some disk, "
-            "set reference_logits: recompute, or score a shorter evaluation text"
+            f"{folder}: the reference's predictions take {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; free "
+            "some disk, or score a shorter evaluation text"
         )
-
-
-def write(engine: Engine, text: teacher_forcing.Text, file: BinaryIO, folder: Path | None) -> None:
-    """Write the array. Raises `UserError` before the first byte if the disk of `folder` is too small for it."""
-    started = False
-    for chunk in teacher_forcing.chunks(engine, text):
-        vocab_size = chunk.logits.shape[1]
-        if not started:
-            if folder:
-                check_space(folder, text.positions, vocab_size)
-            description = {"descr": "<f2", "fortran_order": False, "shape": (text.positions, vocab_size)}
-            np.lib.format.write_array_header_1_0(file, description)
-            started = True
-        size = max(1, ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"] // vocab_size)
-        for low in range(0, len(chunk.logits), size):
-            file.write(narrow(chunk.logits[low : low + size]).data)
-        del chunk  # free it before the engine makes the next one
 
 
 def narrow(logits: Any) -> np.ndarray:
@@ -116,28 +203,29 @@ def widen(rows: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out
 
 
-@contextmanager
-def load(path: Path) -> Iterator[Logits]:
-    """Open the file that `write` wrote."""
-    with path.open("rb") as file:
-        yield Logits(file)
+def narrowest(weights: np.ndarray) -> np.ndarray:
+    """Return weights in float16 if that holds them all, as those of a float16 artifact."""
+    if weights.dtype != np.float32:
+        return weights
+    half = weights.astype(np.float16)
+    return half if np.array_equal(half, weights) else weights
 
 
-@contextmanager
-def recompute(command: list[str]) -> Iterator[Logits]:
-    """Start a program that writes the logits to its standard output, and yield them as they come.
+def bits_of(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array on the host; numpy has no bfloat16, whose bits become uint16."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    tensor = tensor.detach().cpu().contiguous()
+    torch = sys.modules["torch"]
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
-    Raises `UserError` with its last error line if it fails.
-    """
-    with (
-        tempfile.TemporaryFile() as errors,
-        start_child(command, stdout=subprocess.PIPE, stderr=errors) as process,
-    ):
-        try:
-            yield Logits(process.stdout)  # type: ignore[arg-type]  # a pipe of bytes, as asked for
-        except EndedError:
-            if process.wait() == 0:
-                raise
-            errors.seek(0)
-            lines = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-            raise UserError(f"the reference's process failed: {lines[-1].removeprefix('error: ')}") from None
+
+def read_bits(array: np.ndarray, dtype: str, like: Any) -> Any:
+    """Return what `bits_of` wrote: a tensor of `dtype` on the device of a tensor `like`, or float32 on the host, as a
+    tensor if torch is loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else np.float32(array)
+    tensor = torch.tensor(array)
+    tensor = tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+    return tensor.float() if isinstance(like, np.ndarray) else tensor.to(like.device, getattr(torch, dtype))

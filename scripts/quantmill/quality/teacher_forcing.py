@@ -13,6 +13,7 @@ import numpy as np
 from quantmill import engines
 from quantmill.common.program import UserError
 from quantmill.engines import Engine
+from quantmill.engines.head import Head
 from quantmill.metrics import bootstrap
 from quantmill.metrics.windows import PROTOCOLS, Window
 from quantmill.tokens.files import Tokens
@@ -53,11 +54,15 @@ class Text:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Logits [n, vocab] of a window's positions, as the engine's own array, and the ids [n] that follow them."""
+    """Logits [n, vocab] of a window's positions, as the engine's own array, and the ids [n] that follow them.
+
+    states: [n, hidden], of which a head made the logits, where they are kept.
+    """
 
     window: int
     logits: Any
     targets: np.ndarray
+    states: Any = None
 
 
 def add_arguments(arguments: argparse.ArgumentParser) -> None:
@@ -122,24 +127,29 @@ def _documents(path: Path, tokens: Tokens, protocol: str) -> Text:
     return Text(ids, windows, counts, facts)
 
 
-def chunks(engine: Engine, text: Text) -> Iterator[Chunk]:
-    """Yield the logits of all scored positions in order. Raises `UserError` if they are not finite or too few."""
+def chunks(engine: Engine, text: Text, head: Head | None = None) -> Iterator[Chunk]:
+    """Yield the logits of all scored positions in order; with the engine's `head`, also the states that it reads.
+
+    Raises `UserError` if they are not finite or too few.
+    """
     for number, window in enumerate(text.windows):
         ids = text.read(window.start, window.stop)
         first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
         seen = 0
-        for logits in engine.logits(ids):
-            low, seen = seen, seen + len(logits)
-            logits = logits[max(first - low, 0) : max(last - low, 0)]
+        for made in engine.states(ids) if head else engine.logits(ids):
+            low, seen = seen, seen + len(made)
+            made = made[max(first - low, 0) : max(last - low, 0)]
             low = max(low, first)
-            if len(logits):
+            if len(made):
+                logits, states = (head.logits(made), made) if head else (made, None)
                 if not is_finite(logits):
                     raise UserError(
                         f"window {number}: the engine returned logits that are not finite; the artifact is broken"
                     )
-                targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(logits)]
-                yield Chunk(number, logits, np.array(targets))
-            del logits  # free it before the engine makes the next chunk
+                targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(made)]
+                yield Chunk(number, logits, np.array(targets), states)
+                del logits, states
+            del made  # free it before the engine makes the next chunk
         if seen < last:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
 
