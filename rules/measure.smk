@@ -100,7 +100,7 @@ rule quality:
     log:
         "artifacts/logs/{model}/quality-{cell}.log",
     wildcard_constraints:
-        cell=rf"(?!(?:noise-floor|{re.escape(STUDY['reference'])})$)[a-z0-9][a-z0-9._@-]*",
+        cell=rf"(?!(?:noise-floor|{re.escape(STUDY['reference'])})\.(?:json|npz)$)[a-z0-9][a-z0-9._@-]*",
     priority: 1000
     threads: 8
     resources:

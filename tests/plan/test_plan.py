@@ -15,8 +15,9 @@ from recorded_rows import KNOWN, ROWS, jobs_of, of_file, of_row
 from quantmill.checkpoint import model_shape
 from quantmill.loads.plan import PER_SLOT
 from quantmill.metrics.goodput import goodput
-from quantmill.plan.jobs import JOB, REQUESTS_A_SLOT, TRIES, Jobs, fill, logits_bytes
+from quantmill.plan.jobs import JOB, REQUESTS_A_SLOT, TRIES, Jobs, fill, reference_bytes
 from quantmill.plan.resources import BuildResources, Machine, Memory, RunResources, Size, Time
+from quantmill.plan.texts import count_tokens
 
 SMALL = {
     "hidden_size": 96,
@@ -112,12 +113,30 @@ def test_an_artifact_is_as_large_as_predicted(row: dict[str, Any]) -> None:
     assert predicted == pytest.approx(row["artifact"]["weight_bytes"], rel=near)
 
 
-def test_logits_are_at_most_what_is_predicted() -> None:
+def test_the_reference_is_at_most_what_is_predicted(tmp_path: Path) -> None:
     row = next(row for row in ROWS if row["model"] == "demo")
     quality = row["protocol"]["quality"]
     took = quality["windows"] * (quality["window"] - 1) * 2048 * 2
-    text = (REPO / "config/evaluation.txt").stat().st_size
-    assert took < logits_bytes(text, 2048) < 1.25 * took
+    model = {"texts": {"evaluation": str(REPO / "config/evaluation.txt")}}
+    positions = count_tokens(tmp_path, model, "evaluation", left=())
+    assert took < reference_bytes(positions, of_file("demo/config.json"), "cpu", "auto") < 1.25 * took
+
+
+def test_tokens_are_counted_where_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "tokens/evaluation.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"ids": [1] * 70, "documents": [{"ids": [2] * 5, "words": 1, "bytes": 9}]}))
+    model = {"texts": {"evaluation": str(file)}}
+    assert count_tokens(tmp_path, model, "evaluation", left=()) == 75
+    assert count_tokens(tmp_path, model, "evaluation", left={str(file)}) == file.stat().st_size // 3
+
+
+def test_wikitext_and_a_large_vocabulary_fit_a_disk() -> None:
+    """Gemma 3 270M: logits of its 262,144 entries take 150 GB, and states of 640 with the head less than 2."""
+    model = replace(of_file("demo/config.json"), vocab=262_144, hidden=640)
+    logits, states = (reference_bytes(287_000, model, "cpu", keep) for keep in ("logits", "auto"))
+    assert logits == 287_000 * 262_144 * 2
+    assert 287_000 * 640 * 4 < states < 2e9
 
 
 IN_MEMORY = "llama-7b fp16"  # mapped from a file system in memory, where a whole file counts: docs/FIGURES.md, 5,970 MB

@@ -78,9 +78,8 @@ def fill(calibration: Mapping[str, int], model: Shape, tokens: int | None) -> in
     return min(calibration["samples"], most) * length
 
 
-def reference_bytes(text_bytes: int, model: Shape, device: str, keep: str) -> int:
-    """Return the most bytes of the reference's predictions for a text: its logits, or hidden states."""
-    positions = int(text_bytes * POSITIONS_A_BYTE)
+def reference_bytes(positions: int, model: Shape, device: str, keep: str) -> int:
+    """Return the most bytes of the reference's predictions for so many positions: logits, or hidden states."""
     if keep == "logits" or not reference.keeps_states(positions, model.vocab, device):
         return reference.logits_bytes(positions, model.vocab)
     return reference.states_bytes(positions, model.vocab, model.hidden, device)

@@ -14,12 +14,12 @@ from quantmill.plan.jobs import Jobs, Resources
 from quantmill.plan.model_facts import Origin
 from quantmill.plan.model_source import source
 from quantmill.plan.resources import MB
+from quantmill.plan.texts import count_tokens
 from quantmill.report.labels import label
 
 ARTIFACTS = Path("artifacts")
 TORCH = 8.0  # seconds until a process has torch and transformers
 DOCUMENTS = 1000  # of a task without a limit: their number is known once they are fetched
-HUB_TEXTS = {"Salesforce/wikitext": 1_290_590}  # bytes of WikiText-2's test text, the default
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,10 @@ def same_disk(one: Path, other: Path) -> bool:
     return nearest_folder(one).stat().st_dev == nearest_folder(other).stat().st_dev
 
 
-def text_bytes(text: str | Mapping[str, Any]) -> int | None:
-    """Return the bytes of a text of the config; None for an unknown text of the hub."""
-    return HUB_TEXTS.get(text["hub"]) if isinstance(text, Mapping) else Path(text).stat().st_size
-
-
 def prebuilt_bytes(words: Mapping[str, Any]) -> int | None:
     """Return the bytes that a prebuilt artifact takes here; None for one of the hub."""
     files = [file for file in prebuilt_files(words) if file.is_file()]
     return copy_bytes(Path(words["path"]), sum(file.stat().st_size for file in files)) if "path" in words else None
-
-
-def tokens(text: str | Mapping[str, Any]) -> int | None:
-    """Return the most tokens of a text of the config; None for an unknown text of the hub."""
-    nbytes = text_bytes(text)
-    return None if nbytes is None else int(nbytes * jobs.POSITIONS_A_BYTE)
 
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
@@ -106,24 +95,26 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
         return Row(cell["model"], name, None, None, (None,) * len(kinds))
     planned: list[Resources] = []
     size: int | None = 0
-    texts, temporary = model["texts"], 0
+    temporary = 0
     if "artifact" in kinds:
         left.remove(cell["artifact"])  # other runs of it come after
         gated = source(model)[0] != "random"
-        planned.append(costs.build(format, engine, found.shape, gated, tokens(texts["calibration"])))
+        seen = count_tokens(ARTIFACTS / cell["model"], model, "calibration", left)
+        planned.append(costs.build(format, engine, found.shape, gated, seen))
         prebuilt = model["prebuilt"].get(format)
         size = prebuilt_bytes(prebuilt) if prebuilt else costs.artifact_bytes(format, found.shape)
         temporary = max(0, (planned[0].disk_mb - jobs.SMALL) * MB - (size or 0)) if planned[0].known else 0
         size = 0 if format == "fp16" and found.dtype == "float16" else size
     if "latency" in kinds:
-        prompts = Path(texts["prompts"]).read_text(encoding="utf-8").splitlines()
+        prompts = Path(model["texts"]["prompts"]).read_text(encoding="utf-8").splitlines()
         planned.append(costs.latency(format, engine, found.shape, sum(bool(line.strip()) for line in prompts)))
     if "tasks" in kinds:
         tasks = costs.study["tasks"]
         documents = len(tasks["names"]) * tasks.get("limit", DOCUMENTS)
         planned.append(costs.tasks(format, engine, found.shape, documents))
     if "quality" in kinds:
-        planned.append(costs.score(format, engine, found.shape, tokens(texts["evaluation"])))
+        read = count_tokens(ARTIFACTS / cell["model"], model, "evaluation", left)
+        planned.append(costs.score(format, engine, found.shape, read))
     if "loads" in kinds:
         planned.append(costs.load(format, engine, found.shape))
     return row_of(cell["model"], name, size, planned, temporary)
@@ -131,7 +122,7 @@ def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: s
 
 def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
     """Return the rows of the gate's predictions, of the reference, and of what GGUF's types are chosen by."""
-    folder, text = f"artifacts/{name}", model["texts"]["evaluation"]
+    folder = f"artifacts/{name}"
     files = {
         "gate": f"{folder}/expected.json",
         "predictions": f"{folder}/quality/{costs.study['reference']}-predictions",
@@ -141,11 +132,11 @@ def reference_rows(name: str, model: dict[str, Any], found: Origin, left: set[st
     }
     if found.shape is None:
         return [Row(name, each, None, None, (None,)) for each, file in files.items() if file in left]
-    nbytes = text_bytes(text)
+    positions = count_tokens(ARTIFACTS / name, model, "evaluation", left)
     kept = None
-    if nbytes is not None and found.shape.vocab:
-        kept = jobs.reference_bytes(nbytes, found.shape, costs.study["device"], costs.study["reference_logits"])
-    score = costs.score(*costs.reference, found.shape, tokens(text))
+    if positions is not None and found.shape.vocab:
+        kept = jobs.reference_bytes(positions, found.shape, costs.study["device"], costs.study["reference_logits"])
+    score = costs.score(*costs.reference, found.shape, positions)
     planned = {"gate": costs.expect(found.shape), "predictions": score, "noise-floor": score}
     planned |= {"imatrix": costs.imatrix(found.shape), "gguf-sensitivity": costs.sensitivity(found.shape)}
     return [
