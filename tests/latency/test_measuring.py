@@ -231,7 +231,7 @@ def test_likeliest_tokens_bound_the_divergence_below(text: teacher_forcing.Text,
     other.top = top
     told = score_targets(other, text, reference(engine, text))
     whole = score(other, text, reference(engine, text))
-    assert (told["kld_lower_bound"] <= whole["kld"] + 1e-9).all()
+    assert (told["kld_lower_bound"] <= whole["kld"] + 1e-7).all()  # `divergence.measure` has float32 exponentials
     assert told["kld_lower_bound"].mean() > 0.2 * whole["kld"].mean()
     if top == VOCAB - 1:
         assert told["kld_lower_bound"] == pytest.approx(whole["kld"], abs=1e-9)
@@ -299,7 +299,7 @@ def test_a_head_may_have_bias_scale_and_cap(
 def test_rows_are_the_next_ones_whatever_is_asked(
     text: teacher_forcing.Text, monkeypatch: pytest.MonkeyPatch, sizes: list[int], reference: Callable
 ) -> None:
-    monkeypatch.setattr("quantmill.engines.chunk_positions", lambda vocab: 6)
+    monkeypatch.setattr("quantmill.engines.chunk_positions", lambda vocab, device="cpu": 6)
     kept = reference(Fake(), text)
     rows = np.concatenate([kept.rows(size, np.empty(0)).copy() for size in sizes])
     read = [text.ids[place] for window in text.windows for place in range(window.first - 1, window.last - 1)]

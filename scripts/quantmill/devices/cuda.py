@@ -4,8 +4,11 @@ Function names and signatures: CUDA Driver API and NVML API references.
 """
 
 import ctypes
+import functools
+import importlib.util
 import os
 import statistics
+from types import ModuleType
 from typing import Any
 
 from quantmill.common.program import UserError
@@ -35,10 +38,29 @@ def why_missing() -> str | None:
     return None if not status and count() else f"the NVIDIA driver sees no GPU (cuInit: {status})"
 
 
+@functools.cache
+def torch() -> ModuleType | None:
+    """Return torch if this environment has one that sees a GPU. It is imported only now."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    found = importlib.import_module("torch")
+    return found if found.cuda.is_available() else None
+
+
 def count() -> int:
     """Return the number of GPUs that this process sees; CUDA must be initialised."""
     number = ctypes.c_int()
     return 0 if _driver().cuDeviceGetCount(ctypes.byref(number)) else number.value
+
+
+@functools.cache
+def total_bytes() -> int:
+    """Return the memory of the first GPU that this process sees."""
+    driver, device, size = _driver(), ctypes.c_int(), ctypes.c_size_t()
+    _call(driver.cuInit, 0)
+    _call(driver.cuDeviceGet, ctypes.byref(device), 0)
+    _call(driver.cuDeviceTotalMem_v2, ctypes.byref(size), device)
+    return size.value
 
 
 def nvml_devices() -> tuple[Any, list[Any]]:

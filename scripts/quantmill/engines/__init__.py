@@ -20,13 +20,16 @@ from typing import Any, ClassVar, Literal
 
 from quantmill import devices
 from quantmill.common.program import PACKAGE, UserError, first_line, suggestion
+from quantmill.devices import cuda
 from quantmill.engines.head import Head
 from quantmill.engines.served.attached_servers import SERVERS
 from quantmill.metrics.targets import Targets as Targets
 
-# float32 values in one chunk of logits: 40 MiB. glibc's malloc returns more than 32 MiB to the system at once; of a
-# little less it kept four times as much
-CHUNK_LOGITS = 10 * 2**20
+CHUNK_LOGITS = 2**25  # values of a chunk on a CPU, 128 MiB: a product of half as many rows takes a tenth longer
+CHUNK_POSITIONS = {"cpu": 512, "cuda": 2048}  # of a chunk, at most
+# Bytes of a GPU for each value of a chunk. The comparison takes 28 of them; fewer values take no less time, because the
+# start of a kernel takes longer than its work on them
+CHUNK_SHARE = 1024
 
 # A variable that is set where an artifact is checked (gate/check.py), and not where it is measured: an engine whose
 # products are off by more than rounding on this processor then uses others, however slow
@@ -83,7 +86,7 @@ class Engine:
     def logits(self, ids: list[int]) -> Iterator[Any]:
         """Yield float32 logits in chunks [positions, vocab] that together cover every position of `ids`, in order.
 
-        They are numpy arrays; on a GPU, an engine that has torch yields tensors, which are compared there.
+        They are numpy arrays, or tensors on a GPU. The next chunk may overwrite one.
         """
         raise NotImplementedError
 
@@ -266,6 +269,7 @@ def other_dtype(name: str, device: str) -> str | None:
     return getattr(module(name), "OTHER_DTYPES", {}).get(device)
 
 
-def chunk_positions(vocab_size: int) -> int:
-    """Return the positions in one chunk of logits: those of `CHUNK_LOGITS` values, at least 16 and at most 512."""
-    return min(512, max(16, CHUNK_LOGITS // vocab_size))
+def chunk_positions(vocab_size: int, device: str = "cpu") -> int:
+    """Return the positions in one chunk of logits, at least 16."""
+    values = cuda.total_bytes() // CHUNK_SHARE if device == "cuda" else CHUNK_LOGITS
+    return min(CHUNK_POSITIONS[device], max(16, values // vocab_size))

@@ -16,7 +16,7 @@ from quantmill import engines
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line
-from quantmill.devices import cpu
+from quantmill.devices import cpu, cuda
 
 # Without VNNI, oneDNN adds pairs of int8 products in 16 bits, which saturate, and so does MKL on Intel's processors.
 # With its oldest instructions MKL adds them in 32 bits; on AMD's processors it did so by itself. Both variables are
@@ -96,17 +96,27 @@ class Engine(engines.Engine):
         self.generator.generate_batch(texts, include_prompt_in_result=False, callback=keep, **options)
         yield from tokens
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Iterator[Any]:
         # forward_batch keeps no state and returns all positions, so at least one window of logits is in memory
         try:
-            window = self.generator.forward_batch([ids]).to_device(ctranslate2.Device.cpu)
+            window = self.generator.forward_batch([ids])
         except ValueError as error:  # a sliding window that is shorter than the text
             reason = f"cannot score {len(ids)} tokens of this model at once ({first_line(error)})"
             raise UserError(f"{self.artifact}: CTranslate2 {reason}") from None
-        window = window.to(ctranslate2.DataType.float32)
-        view = np.asarray(window)[0]  # does not keep `window` alive, so chunks are copied out of it
-        for chunk in np.split(view, range(size := engines.chunk_positions(view.shape[1]), len(view), size)):
-            yield chunk.copy()
+        size = engines.chunk_positions(window.shape[2], self.generator.device)
+        # a view does not keep `window` alive, so chunks are copied out of it
+        if torch := cuda.torch() if self.generator.device == "cuda" else None:
+            if window.dtype == ctranslate2.DataType.bfloat16:  # which the interface of arrays lacks
+                window = window.to(ctranslate2.DataType.float32)
+            torch.cuda.synchronize()  # CTranslate2 has a stream of its own
+            for part in torch.as_tensor(window, device="cuda")[0].split(size):
+                yield part.to(torch.float32, copy=True)
+            torch.cuda.synchronize()  # before the window's memory is another's
+            return
+        window = window.to_device(ctranslate2.Device.cpu).to(ctranslate2.DataType.float32)
+        view = np.asarray(window)[0]
+        for start in range(0, len(view), size):
+            yield view[start : start + size].copy()
 
     def weight_bytes(self) -> int:
         return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)

@@ -102,7 +102,7 @@ class Engine(engines.Engine):
         return self.model.forward(torch.tensor([ids]), dict(WHOLE))[0, :, : self.vocab_size]
 
     def logits(self, ids: list[int]) -> Iterator[Any]:
-        for chunk in self._forward(ids).split(engines.chunk_positions(self.vocab_size)):
+        for chunk in self._forward(ids).split(engines.chunk_positions(self.vocab_size, "cuda")):
             yield chunk.float()
 
     def weight_bytes(self) -> int | None:

@@ -171,7 +171,7 @@ class Engine(engines.Engine):
 
     def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
         self._prepare(len(ids), 1)
-        size = min(self.n_batch, engines.chunk_positions(self.vocab_size))
+        size = min(self.n_batch, engines.chunk_positions(self.vocab_size, self.device))
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             self._fill([(token, start + place, 0, True) for place, token in enumerate(part)])

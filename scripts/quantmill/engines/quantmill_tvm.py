@@ -25,7 +25,7 @@ from tvm_ffi.libinfo import load_lib_ctypes
 
 from quantmill import engines
 from quantmill.common.program import UserError, first_line
-from quantmill.devices import cpu
+from quantmill.devices import cpu, cuda
 from quantmill.engines.decoding.cuda_stream import Stream
 from quantmill.mlc import architecture, cpu_layout, shards
 
@@ -85,10 +85,11 @@ class Engine(engines.Engine):
         for token in self.session.tokens(ids, n):
             yield 0, token, time.perf_counter()
 
-    def logits(self, ids: list[int]) -> Iterator[np.ndarray]:
+    def logits(self, ids: list[int]) -> Iterator[Any]:
         self._check_length(len(ids))
         self.session.start(len(ids))
-        for start in range(0, len(ids), size := engines.chunk_positions(self.shape.vocab_size)):
+        size = engines.chunk_positions(self.shape.vocab_size, self.library["device"])
+        for start in range(0, len(ids), size):
             yield self.session.score(ids[start : start + size])
 
     def allow_eos(self) -> bool:
@@ -208,11 +209,14 @@ class Session:
         """Read `ids` and yield the `n` tokens after them."""
         raise NotImplementedError
 
-    def score(self, ids: list[int]) -> np.ndarray:
-        """Read `ids` and return the logits [len(ids), vocab] of their positions."""
+    def score(self, ids: list[int]) -> Any:
+        """Read `ids` and return the logits [len(ids), vocab] of their positions: an array, or a tensor on the GPU if
+        the environment has torch."""
         tokens = self._tensor(np.array([ids], np.int32))
         arguments = (tokens, self.position, *self.counters, *self.cache, self.parameters)
-        logits = self.functions["score"](*arguments).numpy()[0]
+        made = self.functions["score"](*arguments)
+        torch = cuda.torch() if self.device == tvm.cuda() else None
+        logits = torch.from_dlpack(made)[0] if torch else made.numpy()[0]
         self._set_position(int(self.position.numpy()[0]) + len(ids))
         return logits[:, : self.shape.vocab_size]
 

@@ -188,34 +188,37 @@ class Engine(engines.Engine):
     def logits(self, ids: list[int]) -> Iterator[Any]:
         if head := self.head(ids):  # the whole window through the body, a chunk of it through the head
             for states in self.states(ids):
-                yield self._deliver(head.logits(states))
+                yield head.logits(states)
             return
-        tokens = torch.tensor([ids], device=self.device)
+        tokens = self._send([ids])
         cache = self._cache()  # so that the logits of only one chunk are in memory
-        for chunk in tokens.split(engines.chunk_positions(self.vocab_size), dim=1):
+        for chunk in tokens.split(engines.chunk_positions(self.vocab_size, self.device), dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
     def states(self, ids: list[int]) -> Iterator[Any]:
-        tokens = torch.tensor([ids], device=self.device)
-        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state[0]
-        yield from hidden.split(engines.chunk_positions(self.vocab_size))
+        tokens = self._send([ids])
+        # without a cache transformers asks the GPU whether several texts are packed into one, and waits for it
+        cached = self.device == "cuda" and len(ids) <= BATCH["cuda"]
+        options = {"past_key_values": self._cache(), "use_cache": True} if cached else {"use_cache": False}
+        hidden = self._run(self.model.base_model, input_ids=tokens, **options).last_hidden_state[0]
+        yield from hidden.split(engines.chunk_positions(self.vocab_size, self.device))
 
     def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         head = self.head(texts[0])
         if not head:
             yield from super().logits_of_last_tokens(texts, counts)
             return
-        size = engines.chunk_positions(self.vocab_size)
+        size = engines.chunk_positions(self.vocab_size, self.device)
         for batch in self._batches(texts):
             # no position attends to its right, so any padding there will do
             longest = max(len(texts[number]) for number in batch)
             filled = [texts[number] + [0] * (longest - len(texts[number])) for number in batch]
-            tokens = torch.tensor(filled, device=self.device)
+            tokens = self._send(filled)
             hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False).last_hidden_state
             for row, number in enumerate(batch):
                 end = len(texts[number])
                 for chunk in hidden[row, end - counts[number] : end].split(size):
-                    yield number, self._deliver(head.logits(chunk))
+                    yield number, head.logits(chunk)
 
     def _batches(self, texts: list[list[int]]) -> Iterator[list[int]]:
         """Yield the numbers of texts that run together, in order: at most `BATCH` tokens, padding included."""
@@ -232,6 +235,11 @@ class Engine(engines.Engine):
     def allow_eos(self) -> bool:
         self.ends, self.stop_ids, self.static = True, [], None
         return True
+
+    def _send(self, texts: list[list[int]]) -> torch.Tensor:
+        """Return texts of one length on the device. From pinned memory a GPU takes them while the host goes on."""
+        tokens = torch.tensor(texts)
+        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device == "cuda" else tokens
 
     @torch.inference_mode()  # not on the generator: there it holds a chunk while the next one is made
     def _run(self, module: torch.nn.Module, *inputs: torch.Tensor, **options: Any) -> Any:
@@ -253,10 +261,10 @@ class Engine(engines.Engine):
         if not isinstance(layer, torch.nn.Linear) or self.model.base_model is self.model:
             return None
         found = Head.of_config(layer.weight, layer.bias, self.model.config.get_text_config().to_dict())
-        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0]
-        own = self._run(self.model, input_ids=tokens, use_cache=False).logits.float()
+        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0][0]
+        own = self._run(self.model, input_ids=tokens, use_cache=False).logits[0].float()
         last_bits = LAST_BITS * torch.finfo(self.dtype).eps * own.abs().max()
-        return found if bool(((found.logits(hidden) - own).abs() <= last_bits).all()) else None
+        return found if bool(((torch.as_tensor(found.logits(hidden)) - own).abs() <= last_bits).all()) else None
 
     def weight_bytes(self) -> int:
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()

@@ -97,7 +97,7 @@ def chunks(engine: Engine, ids: list[int]) -> Iterator[tuple[int, np.ndarray]]:
 
 def rows(engine: Engine, ids: list[int]) -> np.ndarray:
     """Log-probabilities [len(ids), vocab]. Raises as `chunks` does."""
-    return perplexity.log_softmax(np.concatenate([logits for _, logits in chunks(engine, ids)]))
+    return perplexity.log_softmax(np.concatenate([logits.copy() for _, logits in chunks(engine, ids)]))
 
 
 def pieces(ids: list[int]) -> list[list[int]]:

@@ -29,22 +29,22 @@ from quantmill.metrics.windows import PROTOCOLS
 from quantmill.quality import alignment, reference, teacher_forcing
 from quantmill.quality.reference import Reference
 
-# logits compared at a time, in three float64 copies of 1 MiB each, which fit a processor's cache
-BLOCK = {"cpu": 2**17, "gpu": 2**21}
+BLOCK = 2**18  # logits compared at a time on a CPU: three copies of 1 MiB each fit its cache
 NOISE_WINDOWS = 8  # 4,000 positions or more; on a CPU float16 takes many times as long as float32
 
 
 def score(
-    engine: engines.Engine, text: teacher_forcing.Text, kept: Reference, whole: int | None = None
+    engine: engines.Engine, text: teacher_forcing.Text, kept: Reference, card: bool = False, whole: int | None = None
 ) -> dict[str, np.ndarray]:
     """Return the window number and the values of `divergence.measure` for every scored position; each [positions].
 
+    card: compare on the GPU what an engine returns as arrays.
     whole: positions of the reference's predictions, if the text is only their beginning.
     """
     expected = whole or text.positions
     if kept.positions != expected:
         raise UserError(f"the reference's predictions are of {kept.positions} positions, not {expected}; rebuild them")
-    return collect(teacher_forcing.chunks(engine, text), text, kept)
+    return collect(teacher_forcing.chunks(engine, text, card=card), text, kept)
 
 
 def score_reference(
@@ -64,7 +64,7 @@ def score_reference(
     with write_atomically(folder) as partial, reference.Writer(partial, text.positions, head) as writer:
 
         def written() -> Iterator[teacher_forcing.Chunk]:
-            for chunk in teacher_forcing.chunks(engine, text, head):
+            for chunk in teacher_forcing.chunks(engine, text, head, device == "cuda"):
                 writer.add(chunk)
                 yield chunk
                 del chunk  # or it would still be held while the engine makes the next one
@@ -76,27 +76,28 @@ def collect(
     chunks: Iterable[teacher_forcing.Chunk], text: teacher_forcing.Text, kept: Reference | None
 ) -> dict[str, np.ndarray]:
     """Return the columns of `score` of chunks; without `kept` they are the reference's own."""
-    parts: list[dict[str, np.ndarray]] = []
+    parts: list[dict[str, Any]] = []
     work: Any = None
     with tqdm(total=text.positions, desc="positions", mininterval=1) as bar:
         for chunk in chunks:
             xp = teacher_forcing.library(chunk.logits)
             vocab = kept.vocab_size if kept else chunk.logits.shape[1]
-            size = max(1, BLOCK["cpu" if xp is np else "gpu"] // vocab)
-            if work is None:
-                work = xp.empty((3, size, vocab), dtype=xp.float64, device=chunk.logits.device)
+            size = max(1, BLOCK // vocab) if xp is np else len(chunk.targets)
+            if work is None and xp is np:
+                work = np.empty((3, size, vocab), np.float32)
             for low in range(0, len(chunk.targets), size):
-                parts.append(measure(chunk, low, kept, xp, work))
+                parts.append(measure(chunk, slice(low, low + size), kept, xp, work))
             bar.update(len(chunk.targets))
             del chunk  # free it before the engine makes the next one
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # only now from a GPU, which works on while the next chunk is made ready
+    return {name: teacher_forcing.to_host(xp.concatenate([part[name] for part in parts])) for name in parts[0]}
 
 
 def score_targets(engine: engines.Engine, text: teacher_forcing.Text, kept: Reference) -> dict[str, np.ndarray]:
     """Return the columns of `score` for an engine without logits: a lower bound of the divergence, `kld_lower_bound`,
     and `top1`, both only if the engine returns its likeliest tokens."""
     parts: list[dict[str, np.ndarray]] = []
-    size = max(1, BLOCK["cpu"] // kept.vocab_size)
+    size = max(1, BLOCK // kept.vocab_size)
     for number, found, ids in teacher_forcing.targets(engine, text):
         for low in range(0, len(ids), size):
             told = engines.Targets(*(each[low : low + size] for each in found))
@@ -107,19 +108,20 @@ def score_targets(engine: engines.Engine, text: teacher_forcing.Text, kept: Refe
 
 
 def measure(
-    chunk: teacher_forcing.Chunk, low: int, kept: Reference | None, xp: ModuleType, work: Any
-) -> dict[str, np.ndarray]:
-    """Return the columns of `score` for the rows of a chunk from `low` on, as many as `work` has room for."""
-    targets = chunk.targets[low : low + work.shape[1]]
-    candidate = chunk.logits[low : low + len(targets)]
+    chunk: teacher_forcing.Chunk, rows: slice, kept: Reference | None, xp: ModuleType, work: Any
+) -> dict[str, Any]:
+    """Return the columns of `score` for some rows of a chunk, on its device."""
+    targets, candidate = chunk.targets[rows], chunk.logits[rows]
     if kept:
         if chunk.logits.shape[1] < kept.vocab_size:
             raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {kept.vocab_size}")
         candidate = candidate[:, : kept.vocab_size]  # some formats pad theirs: the reference lacks those tokens
     expected = kept.rows(len(targets), candidate) if kept else candidate  # the reference's own row
-    found = divergence.measure(candidate, expected, targets, xp, work)
-    values = {name: teacher_forcing.to_host(column) for name, column in found.items()}
-    return {"window": np.full(len(targets), chunk.window)} | values
+    if xp is not np:
+        # from pinned memory the host does not wait for the copy
+        targets = xp.from_numpy(targets).pin_memory().to(candidate.device, non_blocking=True)
+    window = xp.full((len(targets),), chunk.window, device=candidate.device)
+    return {"window": window} | divergence.measure(candidate, expected, targets, xp, work)
 
 
 def summarise(positions: dict[str, np.ndarray], text: teacher_forcing.Text, protocol: str) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def main() -> None:
     if options.write_reference:
         positions = score_reference(engine, text, options.write_reference, device, options.keep)
     elif whole_answer:
-        positions = score(engine, text, Reference(options.reference), whole)
+        positions = score(engine, text, Reference(options.reference), device == "cuda", whole)
     else:
         positions = score_targets(engine, text, Reference(options.reference))
     result |= {

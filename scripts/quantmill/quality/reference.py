@@ -9,6 +9,7 @@ logit is 0. That does not change a softmax, and gives likely tokens float16's be
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -20,9 +21,10 @@ from quantmill.common.program import UserError
 from quantmill.engines.head import Head
 from quantmill.quality import teacher_forcing
 
-ROW_BLOCK = {"cpu": 2**18, "gpu": 2**23}  # logits that are shifted at a time
+ROW_BLOCK = 2**18  # logits that are shifted at a time on a CPU
 LOWEST = np.float32(np.finfo(np.float16).min)
 SMALL = 2 * 2**30  # bytes of logits that a CPU keeps
+AHEAD = 8  # chunks that a GPU works on while states of earlier ones are written
 NAME = "reference.json"
 
 
@@ -49,6 +51,7 @@ class Writer:
         """Begin a folder for this many positions. With a `head`, states are written, else logits."""
         self.folder, self.positions, self.head = folder, positions, head
         self.file: BinaryIO | None = None
+        self.coming: list[Callable[[], np.ndarray]] = []  # states that a GPU still copies to the host
         folder.mkdir()
 
     def add(self, chunk: teacher_forcing.Chunk) -> None:
@@ -57,11 +60,19 @@ class Writer:
             self._begin(chunk)
         assert self.file is not None
         if self.head:
-            self.file.write(np.ascontiguousarray(bits_of(chunk.states)).data)
+            self.coming.append(copy_bits(chunk.states))
+            self._write(0 if isinstance(chunk.states, np.ndarray) else AHEAD)
             return
-        size = max(1, ROW_BLOCK["cpu" if isinstance(chunk.logits, np.ndarray) else "gpu"] // chunk.logits.shape[1])
+        on_cpu = isinstance(chunk.logits, np.ndarray)
+        size = max(1, ROW_BLOCK // chunk.logits.shape[1]) if on_cpu else len(chunk.logits)
         for low in range(0, len(chunk.logits), size):
             self.file.write(narrow(chunk.logits[low : low + size]).data)
+
+    def _write(self, left: int) -> None:
+        """Write states until only so many chunks are left."""
+        while len(self.coming) > left:
+            assert self.file is not None
+            self.file.write(np.ascontiguousarray(self.coming.pop(0)()).data)
 
     def _begin(self, chunk: teacher_forcing.Chunk) -> None:
         vocab = chunk.logits.shape[1]
@@ -89,6 +100,8 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.file:
+            if error is None:
+                self._write(0)
             self.file.close()
 
 
@@ -126,35 +139,44 @@ class Reference:
         low, self.place = self.place, self.place + count
         if "dtype" in self.facts:
             return self._products(low, count, like)
-        rows = self._read(low, count)
+        rows = self._read(low, count, like)
         if not isinstance(like, np.ndarray):
-            return sys.modules["torch"].from_numpy(rows).to(like.device)
+            return rows.float()
         if rows.size > self.wide.size:
             self.wide = np.empty(rows.size, np.float32)
         return widen(rows, self.wide[: rows.size].reshape(rows.shape))
 
-    def _read(self, low: int, count: int) -> np.ndarray:
-        """Return stored rows, in memory that the next call overwrites."""
-        size = count * self.width
-        if size > self.raw.size:
-            self.raw = np.empty(size, self.dtype)
-        rows = self.raw[:size]
-        self.file.seek(self.start + low * self.width * self.dtype.itemsize)
-        if self.file.readinto(rows.view(np.uint8).data) != rows.nbytes:
+    def _read(self, low: int, count: int, like: Any) -> Any:
+        """Return stored rows: a tensor on the device of the tensor `like`, else an array, which the next call
+        overwrites."""
+        if isinstance(like, np.ndarray):
+            if count * self.width > self.raw.size:
+                self.raw = np.empty(count * self.width, self.dtype)
+            rows = self.raw[: count * self.width].reshape(count, self.width)
+            self._fill(rows, low)
+            return rows
+        torch = sys.modules["torch"]
+        room = torch.empty((count, self.width), dtype=getattr(torch, self.dtype.name), pin_memory=like.is_cuda)
+        self._fill(room.numpy(), low)
+        return room.to(like.device, non_blocking=True)  # from pinned memory: the host goes on
+
+    def _fill(self, rows: np.ndarray, low: int) -> None:
+        self.file.seek(self.start + low * rows[0].nbytes)
+        if self.file.readinto(rows.reshape(-1).view(np.uint8).data) != rows.nbytes:
             raise self._damaged()
-        return rows.reshape(count, self.width)
 
     def _products(self, low: int, count: int, like: Any) -> Any:
-        """Return rows that the head makes of states, as many at a time as fit a chunk: a product of few rows reads the
-        whole head too."""
+        """Return rows that the head makes of states. A CPU makes as many at a time as fit a chunk, because a product of
+        few rows reads the whole head too."""
         if self.head is None:
             arrays = {name: self._array(name, like) for name in ("weight", "bias")}
             self.head = Head(**arrays, scale=self.facts["scale"], cap=self.facts["cap"])
         if low + count > self.first + len(self.made):
             self.made = ()  # free it before the next ones are there
-            size = min(max(count, engines.chunk_positions(self.vocab_size)), self.positions - low)
-            made = self.head.logits(read_bits(self._read(low, size), self.facts["dtype"], like))
-            self.made, self.first = np.asarray(made) if isinstance(like, np.ndarray) else made, low
+            least = engines.chunk_positions(self.vocab_size) if isinstance(like, np.ndarray) else 0
+            size = min(max(count, least), self.positions - low)
+            made = self.head.logits(read_bits(self._read(low, size, like), self.facts["dtype"], like))
+            self.made, self.first = made, low
         return self.made[low - self.first : low - self.first + count]
 
     def _array(self, name: str, like: Any) -> Any:
@@ -220,12 +242,26 @@ def bits_of(tensor: Any) -> np.ndarray:
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def read_bits(array: np.ndarray, dtype: str, like: Any) -> Any:
-    """Return what `bits_of` wrote: a tensor of `dtype` on the device of a tensor `like`, or float32 on the host, as a
-    tensor if torch is loaded."""
+def copy_bits(tensor: Any) -> Callable[[], np.ndarray]:
+    """Begin to copy a tensor to the host, and return what waits for `bits_of` it. The GPU is not waited for."""
+    if isinstance(tensor, np.ndarray) or not tensor.is_cuda:
+        return lambda: bits_of(tensor)
+    host, done = tensor.to("cpu", non_blocking=True), sys.modules["torch"].cuda.Event()
+    done.record()
+
+    def wait() -> np.ndarray:
+        done.synchronize()
+        return bits_of(host)
+
+    return wait
+
+
+def read_bits(bits: Any, dtype: str, like: Any) -> Any:
+    """Return what `bits_of` wrote, an array or tensor: a tensor of `dtype` on the device of a tensor `like`, or float32
+    on the host, as a tensor if torch is loaded."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else np.float32(array)
-    tensor = torch.tensor(array)
-    tensor = tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+        return (bits.astype(np.uint32) << 16).view(np.float32) if bits.dtype == np.uint16 else np.float32(bits)
+    tensor = torch.from_numpy(bits) if isinstance(bits, np.ndarray) else bits
+    tensor = tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
     return tensor.float() if isinstance(like, np.ndarray) else tensor.to(like.device, getattr(torch, dtype))

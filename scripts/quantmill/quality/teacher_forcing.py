@@ -12,11 +12,14 @@ import numpy as np
 
 from quantmill import engines
 from quantmill.common.program import UserError
+from quantmill.devices import cuda
 from quantmill.engines import Engine
 from quantmill.engines.head import Head
 from quantmill.metrics import bootstrap
 from quantmill.metrics.windows import PROTOCOLS, Window
 from quantmill.tokens.files import Tokens
+
+ASK = 64  # chunks
 
 # reasons of empty cells
 NO_LOGITS = "its engine returns no logits"
@@ -127,11 +130,15 @@ def _documents(path: Path, tokens: Tokens, protocol: str) -> Text:
     return Text(ids, windows, counts, facts)
 
 
-def chunks(engine: Engine, text: Text, head: Head | None = None) -> Iterator[Chunk]:
-    """Yield the logits of all scored positions in order; with the engine's `head`, also the states that it reads.
+def chunks(engine: Engine, text: Text, head: Head | None = None, card: bool = False) -> Iterator[Chunk]:
+    """Yield the logits of all scored positions in order; with the engine's `head`, also the states that it reads. With
+    `card`, arrays are copied to the GPU, if torch can do that.
 
-    Raises `UserError` if they are not finite or too few.
+    Raises `UserError` if they are not finite or too few. A GPU is asked only once in `ASK` chunks whether they are
+    finite, because that is waiting for it.
     """
+    torch = cuda.torch() if card else None
+    unknown: list[tuple[int, Any]] = []  # windows, with whether their logits are finite
     for number, window in enumerate(text.windows):
         ids = text.read(window.start, window.stop)
         first, last = window.first - 1 - window.start, window.last - 1 - window.start  # positions that are scored
@@ -142,16 +149,26 @@ def chunks(engine: Engine, text: Text, head: Head | None = None) -> Iterator[Chu
             low = max(low, first)
             if len(made):
                 logits, states = (head.logits(made), made) if head else (made, None)
-                if not is_finite(logits):
-                    raise UserError(
-                        f"window {number}: the engine returned logits that are not finite; the artifact is broken"
-                    )
+                if torch and isinstance(logits, np.ndarray):
+                    logits = torch.from_numpy(logits).cuda()
+                unknown.append((number, all_finite(logits)))
+                if isinstance(logits, np.ndarray) or len(unknown) == ASK:
+                    check_finite(unknown)
+                    unknown = []
                 targets = text.ids[window.start + low + 1 : window.start + low + 1 + len(made)]
                 yield Chunk(number, logits, np.array(targets), states)
                 del logits, states
             del made  # free it before the engine makes the next chunk
         if seen < last:
             raise UserError(f"window {number}: the engine returned logits of {seen} positions, not {last}")
+    check_finite(unknown)
+
+
+def check_finite(windows: list[tuple[int, Any]]) -> None:
+    """Raise `UserError` for the first window whose logits are not finite, by what `all_finite` returned."""
+    for number, finite in windows:
+        if not finite:
+            raise UserError(f"window {number}: the engine returned logits that are not finite; the artifact is broken")
 
 
 def targets(engine: Engine, text: Text) -> Iterator[tuple[int, engines.Targets, np.ndarray]]:
@@ -182,6 +199,7 @@ def to_host(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
-def is_finite(logits: Any) -> bool:
-    """Return whether all logits are finite: a row's sum shows it, without memory for a mask."""
-    return bool(library(logits).isfinite(logits.sum(axis=-1)).all())
+def all_finite(logits: Any) -> Any:
+    """Return whether all logits are finite, as a value on their device: a row's sum shows it, without memory for a
+    mask."""
+    return library(logits).isfinite(logits.sum(axis=-1)).all()

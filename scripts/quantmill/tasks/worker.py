@@ -53,7 +53,7 @@ def read(chunk: Any, continuations: Continuations, count: int, place: int) -> np
     """Return of a chunk of logits [n, vocab] the log-probabilities of each continuation's ids and whether they are the
     likeliest: [n, continuations, 2], NaN before a continuation begins. `place`: of the chunk among the last `count`
     positions."""
-    if not teacher_forcing.is_finite(chunk):
+    if not teacher_forcing.all_finite(chunk):
         raise UserError("the engine returned logits that are not finite; the artifact is broken")
     xp = teacher_forcing.library(chunk)
     found = np.full((len(chunk), len(continuations), 2), np.nan)
