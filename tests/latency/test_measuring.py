@@ -234,7 +234,7 @@ def test_likeliest_tokens_bound_the_divergence_below(text: teacher_forcing.Text,
     assert (told["kld_lower_bound"] <= whole["kld"] + 1e-7).all()  # `divergence.measure` has float32 exponentials
     assert told["kld_lower_bound"].mean() > 0.2 * whole["kld"].mean()
     if top == VOCAB - 1:
-        assert told["kld_lower_bound"] == pytest.approx(whole["kld"], abs=1e-9)
+        assert told["kld_lower_bound"] == pytest.approx(whole["kld"], abs=1e-7)
     assert told["top1"].tolist() == whole["top1"].tolist()
     figures = summarise(told, text, "gptq-2048")["summary"]
     assert figures["kld_lower_bound"] == pytest.approx(told["kld_lower_bound"].mean())

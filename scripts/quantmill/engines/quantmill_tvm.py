@@ -19,9 +19,12 @@ os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")  # for libraries that hold source
 
-import tvm
-from tvm.runtime.vm import VirtualMachine
-from tvm_ffi.libinfo import load_lib_ctypes
+from quantmill.mlc import without_torch
+
+with without_torch():
+    import tvm
+    from tvm.runtime.vm import VirtualMachine
+    from tvm_ffi.libinfo import load_lib_ctypes
 
 from quantmill import engines
 from quantmill.common.program import UserError, first_line

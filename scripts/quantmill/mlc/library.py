@@ -7,7 +7,10 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-import tvm
+from quantmill.mlc import without_torch
+
+with without_torch():
+    import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.relax.backend.cuda import pipeline

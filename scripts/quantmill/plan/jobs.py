@@ -11,6 +11,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
+from quantmill import engines
 from quantmill.checkpoint.model_shape import Shape
 from quantmill.metrics import windows
 from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, SLOW, BuildResources, Machine, Memory, RunResources
@@ -42,7 +43,7 @@ WINDOWS = {"gptq-2048": windows.GPTQ_WINDOW, "llamacpp-512": windows.LLAMACPP_WI
 SAFETY = 6  # times the seconds on a slow machine
 LEAST = 30  # minutes: libraries read over a network, a kernel compiled for the first time
 JOB = 2.0  # seconds of Snakemake, and of a process without libraries
-COMPARE = 3e-9  # seconds a position and token of the vocabulary (docs/PERFORMANCE.md, "Scoring")
+COMPARE = {"cpu": 3e-9, "cuda": 5e-11}  # seconds a position and token of the vocabulary (docs/FIGURES.md, "Scoring")
 GATE = 12  # windows that the gate scores, at most: 8 by the engine, 2 or 4 by transformers
 REQUESTS_A_SLOT = 23  # loads.plan.PER_SLOT
 TRIES = 24  # rates that a search for the largest one tries, at most: metrics.goodput.goodput
@@ -182,9 +183,10 @@ class Jobs:
         )
         head = model.vocab * model.hidden if states else 0
         mb = (UNKNOWN.mb(model, 0) if runs is None else runs) + (4 if self._device == "cpu" else 2) * head // MB
+        mb += self._chunk_mb(model) if states else 0
         if positions is None or runs is None:
             return Resources(job_mb(mb), None, known=runs is not None)
-        seconds = self._start(format, engine, model) + positions * model.vocab * COMPARE
+        seconds = self._start(format, engine, model) + positions * model.vocab * COMPARE[self._device]
         seconds += 2 * head * positions / self._machine.flops
         return Resources(job_mb(mb), JOB + seconds + self._forward(model, self._read(model, positions)))
 
@@ -229,7 +231,12 @@ class Jobs:
         costs, running = self.formats.get(format), self.engines.get(engine)
         if costs is None or running is None:
             return None
-        return running.mb(model, costs.size.bytes(model), costs.quantized, self._device, window)
+        mb = running.mb(model, costs.size.bytes(model), costs.quantized, self._device, window)
+        return mb + (self._chunk_mb(model) if window else 0)
+
+    def _chunk_mb(self, model: Shape) -> int:
+        """MB of a chunk of logits on the host."""
+        return 4 * engines.chunk_positions(model.vocab) * model.vocab // MB if self._device == "cpu" else 0
 
     def _start(self, format: str, engine: str, model: Shape) -> float:
         """Seconds until an engine has loaded an artifact."""

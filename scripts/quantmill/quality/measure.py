@@ -117,8 +117,7 @@ def measure(
             raise UserError(f"the engine's vocabulary is {chunk.logits.shape[1]}, the reference's {kept.vocab_size}")
         candidate = candidate[:, : kept.vocab_size]  # some formats pad theirs: the reference lacks those tokens
     expected = kept.rows(len(targets), candidate) if kept else candidate  # the reference's own row
-    if xp is not np:
-        # from pinned memory the host does not wait for the copy
+    if xp is not np:  # from pinned memory the host does not wait for the copy
         targets = xp.from_numpy(targets).pin_memory().to(candidate.device, non_blocking=True)
     window = xp.full((len(targets),), chunk.window, device=candidate.device)
     return {"window": window} | divergence.measure(candidate, expected, targets, xp, work)
