@@ -24,8 +24,8 @@ def measure(
     top1: both models' likeliest tokens are equal.
 
     Exponentials and differences are float32, as the logits are: of equal logits kld is 0, and else it is off by about
-    1e-8 nats, at random, and by 1e-7 on a GPU, which sums in float32. A frequent caller passes few positions and the same `work`, because new arrays
-    of a megabyte are new pages, which take longer than the arithmetic.
+    1e-8 nats, at random, and by 1e-7 on a GPU, which sums in float32. A frequent caller passes few positions and the
+    same `work`, because new arrays of a megabyte are new pages, which take longer than the arithmetic.
 
     Args:
         xp: numpy, or torch if `candidate` is a tensor; the computation is on its device.
