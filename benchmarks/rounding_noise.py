@@ -49,7 +49,7 @@ def read_twice(artifact: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pieces = [text[number * TOKENS : (number + 1) * TOKENS] for number in range(PIECES)]
 
     def read(ids: list[int]) -> np.ndarray:
-        logits = np.concatenate([np.asarray(chunk) for chunk in engine.logits(ids)]).astype(np.float64)
+        logits = np.concatenate([np.array(chunk) for chunk in engine.logits(ids)]).astype(np.float64)
         return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
     if not hasattr(engine, "model"):

@@ -110,13 +110,13 @@ facts: dict[str, Any] = {}
 for architecture in sys.argv[3:]:
     fp16 = checkpoint(architecture)
     reference = engines.load("transformers", fp16, "cpu", 1)
-    expected = np.concatenate(list(reference.logits(ids)))
+    expected = np.concatenate([chunk.copy() for chunk in reference.logits(ids)])
     for tool in PARAMETERS:
         out = work / architecture / tool
         fact = facts[f"{architecture} {tool}"] = {"error": build(tool, fp16, out), "published": out.exists()}
         if out.exists():
             engine = engines.load("gptqmodel", out, "cpu", 1)
-            logits = np.concatenate(list(engine.logits(ids)))
+            logits = np.concatenate([chunk.copy() for chunk in engine.logits(ids)])
             cosine = (logits * expected).sum(-1) / np.linalg.norm(logits, axis=-1) / np.linalg.norm(expected, axis=-1)
             fact["tool"] = json.loads((out / "quantmill.json").read_text())["tool"]
             fact |= {"cosine": float(np.median(cosine)), "tokens": len(list(engine.decode([ids[:20]], 20)))}

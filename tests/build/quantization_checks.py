@@ -90,7 +90,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0].numpy()
     engine = engines.load(engine_name, folder, "cpu", 1)
-    logits = np.concatenate(list(engine.logits(ids)))
+    logits = np.concatenate([chunk.copy() for chunk in engine.logits(ids)])
     facts = {
         "layers": len(layers),
         "unexpected": wrong.unexpected_keys + wrong.missing_keys,

@@ -230,7 +230,7 @@ def torchao_on_a_gpu(name: str) -> dict[str, Any]:
         for layer in engine.layers:
             layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 200, *inputs[1:]))
             layer.register_forward_hook(lambda _, inputs, output: output / 200)
-        logits = torch.cat([torch.as_tensor(chunk) for chunk in engine.logits(ids[:64])])
+        logits = torch.cat([torch.tensor(chunk) for chunk in engine.logits(ids[:64])])
         finite[each] = float(logits.isfinite().float().mean())
         engine.close()
     return {"dtype": dtype, "finite": finite}
@@ -246,7 +246,7 @@ for name, (parameters, unpack, rounded) in FORMATS.items():
     folder, others = build_twice(name, parameters)
     stored = load_file(folder / "model.safetensors")
     engine = engines.load(ENGINES[name.partition("-")[0]], folder, "cpu", 1)
-    logits = torch.cat([torch.as_tensor(chunk) for chunk in engine.logits(ids)])
+    logits = torch.cat([torch.tensor(chunk) for chunk in engine.logits(ids)])
     expected = by_hand(stored, unpack, rounded, engine.dtype)
     facts[name] = {
         "others": others,

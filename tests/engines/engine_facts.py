@@ -39,9 +39,9 @@ def main() -> None:
         "counters": asdict(engine.counters()) if hasattr(engine, "counters") else None,
     }
     if "logits" in engine.capabilities:
-        chunks = list(teacher_forcing.chunks(engine, text))
-        rows = np.concatenate([chunk.logits for chunk in chunks]).astype(np.float64)
-        targets = np.concatenate([chunk.targets for chunk in chunks])
+        pairs = [(chunk.logits.copy(), chunk.targets) for chunk in teacher_forcing.chunks(engine, text)]
+        rows, targets = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        rows = rows.astype(np.float64)
         rows -= rows.max(axis=1, keepdims=True)
         nll = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), targets]
         facts |= {"nll": float(nll.mean()), "likeliest": rows.argmax(axis=1).tolist()}

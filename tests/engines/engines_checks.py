@@ -46,7 +46,7 @@ for name, engine_name in (("fp16", "transformers"), ("ct2-float32", "ctranslate2
     together = [[token for number, token, _ in came if number == place] for place in range(len(batch))]
     alone = [[token for _, token, _ in engine.decode([each], 20)] for each in batch]
     engines.CHUNK_LOGITS = 16 * 2048  # small chunks, so that their seams are crossed
-    parts = list(engine.logits(ids))
+    parts = [chunk.copy() for chunk in engine.logits(ids)]
     facts[name] = {
         "tokens_equal": list(tokens) == expected,
         "count": len(tokens),

@@ -40,7 +40,7 @@ def facts(kind: str, changes: dict[str, Any], folder: Path) -> dict[str, Any]:
     head = engine.head(IDS)
     with torch.inference_mode():
         own = engine.model(torch.tensor([IDS])).logits[0]
-    ours = torch.cat([torch.from_numpy(chunk) for chunk in engine.logits(IDS)])
+    ours = torch.cat([torch.tensor(chunk) for chunk in engine.logits(IDS)])
     kept = None if head is None else {"scale": head.scale, "cap": head.cap, "bias": head.bias is not None}
     return {"head": kept, "off": float((own - ours).abs().max() / own.abs().max()), "largest": float(own.abs().max())}
 
