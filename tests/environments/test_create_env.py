@@ -106,7 +106,7 @@ def test_a_missing_package_leaves_no_environment(call: Callable, tmp_path: Path,
     assert not env.exists()
 
 
-TORCH = ("torch", "transformers-serve", "quantizers", "exllamav3")
+TORCH = ("torch", "transformers-serve", "quantizers", "exllamav3", "mlc")
 
 
 def test_pins_name_versions_and_hashes_and_no_registry() -> None:

@@ -57,7 +57,7 @@ def test_states_and_logits_give_equal_figures(demo: Path, call: Callable, tmp_pa
     artifacts, kept = demo / "artifacts/demo", tmp_path / "kept"
     program = ("scripts/quantmill", "quality.measure")
     scored = ("--evaluation", artifacts / "tokens/evaluation.json", "--device", "cpu", "--threads", 2)
-    assert {path.name for path in (artifacts / "quality/fp16-predictions").iterdir()} == {
+    assert {path.name for path in (artifacts / "quality/fp16-predictions").glob("[a-z]*")} == {
         "logits.npy",
         "reference.json",
     }
@@ -174,6 +174,7 @@ def test_an_edit_reruns_what_depends_on_it(demo: Path, call: Callable, edited: s
     for name in expected - every:
         rule, kind = name.split()
         every |= {f"{rule} {format}" for format in formats if kind == "*" or format.startswith("ct2")}
+    every = {"reference" if name == "quality fp16" else name for name in every}
     try:
         path.write_bytes(original + b"\n")
         assert jobs(call, demo) == every
