@@ -12,7 +12,7 @@ import json
 import os
 import traceback
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +59,7 @@ class Engine:
     may_end: bool = False
     environment: Mapping[str, str] = {}  # environment variables that the run sets
     threads: int | None = None  # CPU threads in use, where that is another number than it was given
+    decodes: bool = True  # whether it can, in this model's memory
     sent: float | None = None  # when the last request to a server was sent: the client builds it and connects before
     text: str | None = None  # the last text after the first prompt, of a server that returns no token ids
 
@@ -89,6 +90,10 @@ class Engine:
         They are numpy arrays, or tensors on a GPU. The next chunk may overwrite one.
         """
         raise NotImplementedError
+
+    def read_ahead(self, texts: Sequence[list[int]]) -> None:
+        """Take note of the texts whose `logits` or `states` come next, each once. An engine whose model does not fit
+        runs them together, and any other text alone."""
 
     def head(self, ids: list[int]) -> Head | None:
         """Return the head that makes `logits` of `states`, on whose logits the model agrees after `ids`; None where

@@ -2,7 +2,8 @@
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from quantmill import engines
 from quantmill.checkpoint import shards, share_read
 from quantmill.common import remote_code, special_tokens
 from quantmill.common.program import UserError, first_line
+from quantmill.engines import streamed
 from quantmill.engines.decoding.merged import merge
 from quantmill.engines.head import Head
+from quantmill.engines.streamed import Streamed
 
 remote_code.forbid()
 
@@ -57,7 +60,9 @@ class Engine(engines.Engine):
         threads: int,
         dtype: str | None = None,
         attn_implementation: str | None = None,
+        stream: bool | None = None,
     ) -> None:
+        """See `engines.Engine`. stream: run the model block by block; None: if it does not fit as a whole."""
         if dtype and dtype not in FLOATS:
             raise UserError(f"engine transformers: dtype {dtype!r} is not one of {', '.join(FLOATS)}")
         self.attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
@@ -65,11 +70,21 @@ class Engine(engines.Engine):
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
+        self.streamed: Streamed | None = None
+        self.ahead: dict[tuple[int, ...], torch.Tensor] = {}  # states of texts that `read_ahead` ran
+        if self.plain and (streamed.exceeds_memory(artifact, self.dtype, device) if stream is None else stream):
+            self.streamed = Streamed(artifact, self.dtype, device, **self.attention)
+            self.decodes = False
         model = self._load(artifact, device)
-        if self.plain and self.dtype == torch.float16 and not all(each.isfinite().all() for each in model.parameters()):
+        if (
+            self.plain
+            and not self.streamed
+            and self.dtype == torch.float16
+            and not all(each.isfinite().all() for each in model.parameters())
+        ):
             self.dtype = torch.bfloat16  # weights beyond float16's 65,504 became infinite
             model = self._load(artifact, device)
-        if self.plain:
+        if self.plain and not self.streamed:
             model = model.to(device)
         model.eval()
         model.generation_config = GenerationConfig()  # its publisher's may sample, or penalise repetition
@@ -93,6 +108,9 @@ class Engine(engines.Engine):
 
     def _load(self, artifact: Path, device: str) -> PreTrainedModel:
         """Load the model, and set `compute_type`. Raises `UserError` where it cannot be loaded whole."""
+        self.compute_type = str(self.dtype).removeprefix("torch.")
+        if self.streamed:
+            return self.streamed.model
         try:
             model, info = AutoModelForCausalLM.from_pretrained(
                 artifact,
@@ -108,7 +126,6 @@ class Engine(engines.Engine):
             raise UserError(
                 f"{artifact}: lacks {', '.join(wrong[:3])}, which would be random; download the model again"
             )
-        self.compute_type = str(self.dtype).removeprefix("torch.")
         return model
 
     def default_dtype(self, artifact: Path, device: str) -> torch.dtype:
@@ -195,13 +212,36 @@ class Engine(engines.Engine):
         for chunk in tokens.split(engines.chunk_positions(self.vocab_size, self.device), dim=1):
             yield self._deliver(self._run(self.model, input_ids=chunk, past_key_values=cache, use_cache=True).logits[0])
 
+    def read_ahead(self, texts: Sequence[list[int]]) -> None:
+        if not self.streamed:
+            return
+        first = self._send([texts[0][:PROBE]])
+        probe = [] if self.head_is_known else [partial(self._body, first), partial(self._own_logits, first)]
+        found = self.streamed.run([*probe, *(partial(self._body, self._send([ids])) for ids in texts)])
+        if probe:
+            self.known_head, self.head_is_known = self._find_head(found.pop(0), found.pop(0)), True
+        if not self.known_head:
+            raise UserError(f"{self.streamed.artifact}: cannot run block by block: its logits are not its head's alone")
+        self.ahead |= {tuple(ids): states for ids, states in zip(texts, found, strict=True)}
+
     def states(self, ids: list[int]) -> Iterator[Any]:
-        tokens = self._send([ids])
+        if self.streamed:
+            if tuple(ids) not in self.ahead:
+                self.read_ahead([ids])
+            yield from self.ahead.pop(tuple(ids)).split(engines.chunk_positions(self.vocab_size, self.device))
+            return
+        yield from self._body(self._send([ids])).split(engines.chunk_positions(self.vocab_size, self.device))
+
+    def _body(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the states [positions, hidden] that the head reads."""
         # without a cache transformers asks the GPU whether several texts are packed into one, and waits for it
-        cached = self.device == "cuda" and len(ids) <= BATCH["cuda"]
+        cached = self.device == "cuda" and not self.streamed and tokens.shape[1] <= BATCH["cuda"]
         options = {"past_key_values": self._cache(), "use_cache": True} if cached else {"use_cache": False}
-        hidden = self._run(self.model.base_model, input_ids=tokens, **options).last_hidden_state[0]
-        yield from hidden.split(engines.chunk_positions(self.vocab_size, self.device))
+        return self._run(self.model.base_model, input_ids=tokens, **options).last_hidden_state[0]
+
+    def _own_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the model's float32 logits [positions, vocab], as its class makes them."""
+        return self._run(self.model, input_ids=tokens, use_cache=False).logits[0].float()
 
     def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         head = self.head(texts[0])
@@ -250,19 +290,21 @@ class Engine(engines.Engine):
         return logits.numpy() if self.device == "cpu" else logits
 
     def head(self, ids: list[int]) -> Head | None:
-        if not self.head_is_known:
-            self.known_head = self._find_head(torch.tensor([ids[:PROBE]], device=self.device))
+        if not self.head_is_known and self.streamed:
+            self.read_ahead([ids])
+        elif not self.head_is_known:
+            first = self._send([ids[:PROBE]])
+            if self.model.base_model is not self.model:
+                self.known_head = self._find_head(self._body(first), self._own_logits(first))
             self.head_is_known = True
         return self.known_head
 
-    def _find_head(self, tokens: torch.Tensor) -> Head | None:
+    def _find_head(self, hidden: torch.Tensor, own: torch.Tensor) -> Head | None:
         """Return the head if its logits of the last hidden states are the model's own within the last bits."""
         layer = self.model.get_output_embeddings()
-        if not isinstance(layer, torch.nn.Linear) or self.model.base_model is self.model:
+        if not isinstance(layer, torch.nn.Linear):
             return None
         found = Head.of_config(layer.weight, layer.bias, self.model.config.get_text_config().to_dict())
-        hidden = self._run(self.model.base_model, input_ids=tokens, use_cache=False)[0][0]
-        own = self._run(self.model, input_ids=tokens, use_cache=False).logits[0].float()
         last_bits = LAST_BITS * torch.finfo(self.dtype).eps * own.abs().max()
         return found if bool(((torch.as_tensor(found.logits(hidden)) - own).abs() <= last_bits).all()) else None
 
@@ -281,11 +323,13 @@ class Engine(engines.Engine):
             "transformers": transformers.__version__,
             "torch": torch.__version__,
             "attention": self.model.config._attn_implementation,
+            **({"weights": "block by block"} if self.streamed else {}),
             **(self.static.versions() if self.static and self.static.captured else {}),
         }
 
     def close(self) -> None:
         del self.model
+        self.streamed, self.ahead = None, {}
         self.static = None
         gc.collect()
         if self.device == "cuda":
