@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from quantmill.common.program import UserError, first_line
 from quantmill.engines import streamed
 from quantmill.engines.decoding.merged import merge
 from quantmill.engines.head import Head
-from quantmill.engines.streamed import Streamed
+from quantmill.engines.streamed import Streamed, shelf
 
 remote_code.forbid()
 
@@ -71,7 +71,7 @@ class Engine(engines.Engine):
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
         self.streamed: Streamed | None = None
-        self.ahead: dict[tuple[int, ...], torch.Tensor] = {}  # states of texts that `read_ahead` ran
+        self.ahead: dict[tuple[int, ...], Callable[[], torch.Tensor]] = {}  # states that `read_ahead` made
         if self.plain and (streamed.exceeds_memory(artifact, self.dtype, device) if stream is None else stream):
             self.streamed = Streamed(artifact, self.dtype, device, **self.attention)
             self.decodes = False
@@ -217,18 +217,24 @@ class Engine(engines.Engine):
             return
         first = self._send([texts[0][:PROBE]])
         probe = [] if self.head_is_known else [partial(self._body, first), partial(self._own_logits, first)]
-        found = self.streamed.run([*probe, *(partial(self._body, self._send([ids])) for ids in texts)])
+        self.streamed.choose_place(sum(map(len, texts)))
+        found = self.streamed.run([*(partial(self._kept_body, ids) for ids in texts), *probe])
         if probe:
-            self.known_head, self.head_is_known = self._find_head(found.pop(0), found.pop(0)), True
+            self.known_head, self.head_is_known = self._find_head(*found[-2:]), True
         if not self.known_head:
             raise UserError(f"{self.streamed.artifact}: cannot run block by block: its logits are not its head's alone")
-        self.ahead |= {tuple(ids): states for ids, states in zip(texts, found, strict=True)}
+        self.ahead |= {tuple(ids): states for ids, states in zip(texts, found[: len(texts)], strict=True)}
+
+    def _kept_body(self, ids: list[int]) -> Callable[[], torch.Tensor]:
+        """Run a text, and return what returns its states."""
+        states = self._body(self._send([ids]))
+        return shelf.put(states) if self.streamed and self.streamed.on_disk else lambda: states
 
     def states(self, ids: list[int]) -> Iterator[Any]:
         if self.streamed:
             if tuple(ids) not in self.ahead:
                 self.read_ahead([ids])
-            yield from self.ahead.pop(tuple(ids)).split(engines.chunk_positions(self.vocab_size, self.device))
+            yield from self.ahead.pop(tuple(ids))().split(engines.chunk_positions(self.vocab_size, self.device))
             return
         yield from self._body(self._send([ids])).split(engines.chunk_positions(self.vocab_size, self.device))
 

@@ -35,10 +35,12 @@ def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path 
     too (`quality.alignment`).
     """
     engine = engines.load("transformers", folder, device, threads)
+    engine.read_ahead([*text.inputs(), *([] if artifact else alignment.texts(folder, text.ids, None))])
     found = fidelity.Predictions(engine, text)
     noise = {}
     if artifact and (round_input := layouts.rounding(layout, artifact)):
         round_inputs(engine.model, round_input)  # type: ignore[attr-defined]  # transformers' has it
+        engine.read_ahead(text.inputs())
         rounded = fidelity.Predictions(engine, text, found.as_json())
         noise = {"rounding": float(fidelity.divergence(found.as_json(), rounded).mean())}
     return {

@@ -59,11 +59,18 @@ def examine(engine: Engine, artifact: Path, ids: list[int], expected: Path | Non
     if "logits" in engine.capabilities:
         if expected:
             check_logits(engine, ids, reference)
-        check_decoding(engine, [ids], added)
+        if engine.decodes:
+            check_decoding(engine, [ids], added)
         return {} if expected else {"probes": probes(engine, ids, added)}
     if "target_logprobs" in engine.capabilities:
         check_targets(engine, ids, reference)
     return {}
+
+
+def texts(artifact: Path, ids: list[int], expected: Path | None) -> list[list[int]]:
+    """Return the texts of which `examine` asks an engine for logits before it decodes."""
+    added = added_token(artifact, ids)
+    return pieces(ids) if expected else [text for piece in pieces(ids) for text in (piece, [added, *piece])]
 
 
 def added_token(artifact: Path, ids: Sequence[int]) -> int:
@@ -167,6 +174,8 @@ def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str 
 
     Raises `UserError` if they do not fit (`check_decoding`).
     """
+    if not engine.decodes:
+        return "the model is in memory block by block, and so decodes nothing"
     if "logits" in engine.capabilities:
         check_decoding(engine, texts, added)
         return None

@@ -224,6 +224,8 @@ def main() -> None:
         reason = teacher_forcing.NO_PROBABILITIES
         write_json(options.out, result | {"protocol": protocol, "summary": None, "reason": reason})
         return
+    pieces = alignment.texts(options.artifact, text.ids, options.expected) if options.expected else []
+    engine.read_ahead([*text.inputs(), *pieces])
     if options.expected:
         alignment.examine(engine, options.artifact, text.ids, options.expected)
     whole_answer = "logits" in engine.capabilities

@@ -50,6 +50,10 @@ class Text:
         ids = self.ids[start:stop]
         return ids if self.bos is None else [self.bos, *ids[1:]]
 
+    def inputs(self) -> list[list[int]]:
+        """Return what a model reads of each window, to score it."""
+        return [self.read(window.start, window.stop) for window in self.windows]
+
     def first(self, count: int) -> "Text":
         """Return the same text, of which only the first `count` windows are scored."""
         return replace(self, windows=self.windows[:count], counts=self.counts[:count])

@@ -4,8 +4,9 @@ Every text goes through a block before the next one is there, so the texts are g
 embeddings or the head, two blocks, and the activations of all texts, however many blocks there are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from quantmill.checkpoint import shards
 from quantmill.common.program import UserError
 from quantmill.devices import memory
+from quantmill.engines.streamed import shelf
 from quantmill.engines.streamed.blocks import EMBEDDINGS, HEAD, REST, Blocks
 from quantmill.engines.streamed.relay import Relay
 
@@ -32,6 +34,11 @@ def available_on_gpu() -> int:
     return min(free, int(torch.cuda.get_per_process_memory_fraction() * total) - torch.cuda.memory_reserved())
 
 
+def alone(tensor: torch.Tensor) -> bool:
+    """Return whether nothing but this tensor is in its memory."""
+    return tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 class Streamed:
     """A model that is loaded from `artifact` anew, block by block, for each `run`."""
 
@@ -41,16 +48,24 @@ class Streamed:
         self.parts = Blocks(artifact, dtype, device, **options)
         self.model = self.parts.model.eval()
         self.relay = Relay(len(self.parts.blocks))
-        self.text = 0  # the number of the one that runs
+        self.text = 0  # number of the one that runs
+        self.on_disk = False  # whether states wait there
         for number, block in enumerate(self.parts.blocks):
             block.forward = self._stop_before(number, block.forward)
         self.parts.load(REST)
 
     def _stop_before(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(hidden: torch.Tensor, *more: Any, **named: Any) -> Any:
-            text = self.text
+            text, waiting = self.text, self.relay.current and self.on_disk and alone(hidden)
+            if waiting:
+                take, room = shelf.put(hidden), hidden.untyped_storage()
+                size = room.nbytes()
+                room.resize_(0)  # the model's own frame holds the tensor
             self.relay.pause(number)
             self.text = text
+            if waiting:
+                room.resize_(size)
+                hidden.copy_(take())
             if number and not bool(hidden.sum().isfinite()):
                 raise UserError(
                     f"{self.artifact}: text {text}: the states after block {number - 1} are not finite; the weights "
@@ -60,8 +75,23 @@ class Streamed:
 
         return run
 
+    def choose_place(self, tokens: int) -> None:
+        """Let the states of so many tokens wait on the disk if they are more than half of the free memory. Raises
+        `UserError` if the disk is too small."""
+        size = self.model.dtype.itemsize * self.model.config.get_text_config().hidden_size * tokens
+        free = memory.available_bytes() if self.parts.device == "cpu" else available_on_gpu()
+        if self.on_disk or 2 * size > free:
+            shelf.check_space(size)
+            self.on_disk = True
+
     def run(self, forwards: list[Callable[[], Any]]) -> list[Any]:
-        """Run forwards of the model together, and return their results, one for each."""
+        """Run forwards of the model together, and return their results, one for each. Raises `UserError` for weights
+        that cannot be loaded, states that are not finite, and a model that does not run its blocks in order."""
+
+        def begin(text: int) -> Any:
+            self.text = text
+            return forwards[text]()
+
         with ThreadPoolExecutor(1) as reader:
             coming: dict[int, Future] = {}
 
@@ -82,7 +112,7 @@ class Streamed:
                     self.parts.free(EMBEDDINGS)
 
             try:
-                return self.relay.run(forwards, load, free)
+                return self.relay.run([partial(begin, text) for text in range(len(forwards))], load, free)
             except ValueError as error:
                 raise UserError(f"{self.artifact}: cannot run block by block ({error})") from None
             finally:

@@ -65,7 +65,7 @@ class Blocks:
             )
         self.model: PreTrainedModel = model
         for each in (*model.parameters(), *model.buffers()):
-            each._is_hf_initialized = True  # type: ignore[attr-defined]  # or it would be filled with random numbers
+            each._is_hf_initialized = True  # or it would be filled with random numbers
         # buffers that a class computes, such as frequencies, as `from_pretrained` makes them
         model._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)
         model._initialize_missing_keys(False)
