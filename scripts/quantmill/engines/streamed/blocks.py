@@ -120,9 +120,12 @@ class Blocks:
             self.model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
         wrong = sorted({*found.conversion_errors, *(entry[0] for entry in found.mismatched_keys)})
         if isinstance(part, int):
-            wrong += [name for name, each in self.blocks[part].named_parameters() if each.is_meta]
+            prefix = f"{self.path}.{part}."
+            wrong += [prefix + name for name, each in self.blocks[part].named_parameters() if each.is_meta]
         if wrong:
-            raise UserError(f"{self.artifact}: {', '.join(wrong[:3])} cannot be loaded; download the model again")
+            raise UserError(
+                f"{self.artifact}: {', '.join(dict.fromkeys(wrong[:3]))} cannot be loaded; download the model again"
+            )
 
     def free(self, part: Any) -> None:
         """Free the weights of a part: a block, the embeddings or the head."""

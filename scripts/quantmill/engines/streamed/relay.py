@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 M_ARENA_MAX = -8  # of mallopt(3)
+STACK = 4 * 2**20  # bytes of a thread's stack
 
 
 class Cancelled(BaseException):
@@ -26,6 +27,7 @@ class Runner:
         self.error: BaseException | None = None
         self.go, self.stopped = threading.Semaphore(0), threading.Semaphore(0)
         self.cancelled = False
+        threading.stack_size(STACK)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
