@@ -4,12 +4,10 @@ Each forward is the model's own, in a thread that stands still before each block
 around its blocks is done. One thread runs at a time.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
 
-M_ARENA_MAX = -8  # of mallopt(3)
 STACK = 4 * 2**20  # bytes of a thread's stack
 
 
@@ -84,8 +82,6 @@ class Relay:
         `load` and `free` get -1 for what comes before the first block. Raises what a forward raises, and
         `ValueError` for one that does not run its blocks once each and in order.
         """
-        if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-            libc.mallopt(M_ARENA_MAX, 1)  # or each thread would keep memory that it has freed
         runners = [Runner(forward) for forward in forwards]
         try:
             for block in range(-1, self.count):  # -1: what comes before the first one
