@@ -41,7 +41,7 @@ def test_a_full_disk_is_one_line_and_the_model_goes_on_later(facts: dict[str, An
     assert facts["goes on"]
 
 
-@pytest.mark.parametrize("layers", [6, 18])
+@pytest.mark.parametrize("layers", [12, 36])
 def test_memory_is_that_of_two_blocks_at_any_depth(call: Callable, torch_python: Path, layers: int) -> None:
     result = call(torch_python, "tests/engines/blocks_memory.py", str(layers))
     assert result.returncode == 0, result.stderr

@@ -15,10 +15,10 @@ from quantmill import engines
 from quantmill.checkpoint import shards, share_read
 from quantmill.common import remote_code, special_tokens
 from quantmill.common.program import UserError, first_line
-from quantmill.engines import streamed
 from quantmill.engines.decoding.merged import merge
 from quantmill.engines.head import Head
-from quantmill.engines.streamed import Streamed, shelf
+from quantmill.engines.streamed import shelf
+from quantmill.engines.streamed.model import Streamed, exceeds_memory
 
 remote_code.forbid()
 
@@ -72,7 +72,7 @@ class Engine(engines.Engine):
         self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
         self.streamed: Streamed | None = None
         self.ahead: dict[tuple[int, ...], Callable[[], torch.Tensor]] = {}  # states that `read_ahead` made
-        if self.plain and (streamed.exceeds_memory(artifact, self.dtype, device) if stream is None else stream):
+        if self.plain and (exceeds_memory(artifact, self.dtype, device) if stream is None else stream):
             self.streamed = Streamed(artifact, self.dtype, device, **self.attention)
             self.decodes = False
         model = self._load(artifact, device)
