@@ -46,7 +46,7 @@ def test_memory_is_that_of_two_blocks_at_any_depth(call: Callable, torch_python:
     result = call(torch_python, "tests/engines/blocks_memory.py", str(layers))
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
-    assert found["blocks_added"] < 4  # with activations, and a tensor on its way
+    assert found["blocks_added"] < 6  # two, activations, and what the libraries take when they first load one
     assert found["streams_under_a_limit"]
 
 
