@@ -239,6 +239,7 @@ def gate_options(wildcards, env="torch"):
         return []
     reference, evaluation, *_ = gate_input(wildcards)
     options = ["--gate-reference", reference, "--gate-evaluation", evaluation, f"--gate-python={python(env)}"]
+    options += ["--gate-stream"] if STUDY["stream"] else []
     return [*options, f"--gate-protocol={STUDY['perplexity']}", f"--gate-factor={STUDY['max_perplexity_ratio']}"]
 
 

@@ -83,7 +83,7 @@ def logits(engine: engines.Engine) -> list[np.ndarray]:
     return [np.concatenate([chunk.copy() for chunk in engine.logits(ids)]) for ids in TEXTS]
 
 
-def refusal(folder: Path, stream: bool | None = True) -> str:
+def refusal(folder: Path, stream: bool = True) -> str:
     """Return why a model is refused."""
     try:
         logits(engines.load("transformers", folder, "cpu", 1, stream=stream))
@@ -98,7 +98,7 @@ def equal(folder: Path) -> dict[str, bool]:
     engine = engines.load("transformers", folder, "cpu", 1, stream=True)
     found = {"memory": all(map(np.array_equal, whole, logits(engine)))}
     engine.streamed.on_disk = True
-    return found | {"disk": all(map(np.array_equal, whole, logits(engine))), "decodes": engine.decodes}
+    return found | {"disk": all(map(np.array_equal, whole, logits(engine))), "decodes": not engine.no_decoding}
 
 
 def change(folder: Path, changes: dict[str, torch.Tensor | None]) -> None:

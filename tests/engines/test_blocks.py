@@ -29,7 +29,7 @@ def test_a_model_is_the_same_block_by_block(facts: dict[str, Any]) -> None:
 
 def test_a_broken_model_is_one_line(facts: dict[str, Any]) -> None:
     assert facts["not finite"] == (
-        "MODEL: text 0: the states after block 2 are not finite; the weights are broken, or too large for this dtype"
+        "MODEL: window 0: the states after block 2 are not finite; the weights are broken, or too large for this dtype"
     )
     name = "model.layers.2.mlp.down_proj.weight"
     assert facts["missing"] == f"MODEL: {name} cannot be loaded; download the model again"

@@ -97,6 +97,12 @@ def test_a_refused_way_to_decode_keeps_the_row(harness: Callable, tmp_path: Path
     assert (plain["mode"], plain["other_modes"]) == ("fake", [])
 
 
+def test_an_engine_that_cannot_decode_is_a_row_without_speed(harness: Callable, tmp_path: Path) -> None:
+    found = latency(harness, tmp_path, {"no_decoding": "its weights are read anew for each token"})
+    assert (found["summary"], found["reason"]) == (None, "its weights are read anew for each token")
+    assert found["protocol"]["new_tokens"] == NEW_TOKENS
+
+
 @pytest.mark.timing
 def test_threads_are_those_that_the_engine_is_told(
     harness: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

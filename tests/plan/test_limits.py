@@ -115,6 +115,32 @@ def test_memory_of_a_protocol_whose_windows_are_the_context() -> None:
     assert mb("llamacpp-512", 4096) < mb("gptq-2048", 4096)
 
 
+def test_memory_block_by_block_is_the_same_at_any_depth(checkout: Callable[[], Path]) -> None:
+    model = of_file(SEVEN)
+    deep = replace(model, layers=100, parameters=100 * model.block + model.embeddings)
+    jobs = jobs_of("cpu", stream=True)
+    for job in (
+        lambda each: jobs.score("fp16", "transformers", each, 1),
+        lambda each: jobs.build("fp16", "transformers", each, gated=True),
+        jobs.expect,
+    ):
+        assert job(model).mb == job(deep).mb < 5500  # 4 bytes of 13.5 GB / 2 are 27 GB
+    assert jobs.latency("fp16", "transformers", model, 1).mb > 27_000
+    assert jobs.score("ct2-int8", "ctranslate2", model, 1) == jobs_of("cpu").score("ct2-int8", "ctranslate2", model, 1)
+
+    root = checkout()
+    (root / "study.yaml").write_text("models: {demo: {source: demo}}\nformats: [fp16, ct2-int8]\n")
+    command = [REPO / ".venv/bin/snakemake", "-n", "-p", "--configfile", "study.yaml"]
+    for more, asked in ([], set()), (["--config", "stream=True"], {"--stream", "--gate-stream"}):
+        result = subprocess.run([*command, *more], cwd=root, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        scored = re.findall(r"scripts/quantmill (?:gate.expected|quality.measure) .*", result.stdout)
+        built = re.findall(r"scripts/quantmill build\.\w+ .*", result.stdout)
+        assert [len(scored), len(built)] == [4, 2]
+        assert {word for line in (*scored, *built) for word in line.split() if word.endswith("-stream")} == asked
+        assert all(("--stream" in line) == bool(asked) for line in scored)
+
+
 def test_a_study_that_was_cleaned_up_is_measured_again(checkout: Callable[[], Path]) -> None:
     root = checkout()
     for name in ("fp16", "mlc-q4f16_1"):  # of which one has no config.json

@@ -105,6 +105,16 @@ def test_a_missing_noise_floor_says_why(tmp_path: Path) -> None:
     assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
+def test_a_missing_speed_says_why(tmp_path: Path) -> None:
+    each = cell(tmp_path, "reference", 10, window_losses(0))
+    found = json.loads(Path(each["latency"]).read_text())
+    kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
+    Path(each["latency"]).write_text(json.dumps(kept | {"summary": None, "reason": "it runs block by block"}))
+    row = collect(tmp_path, each)["reference"]
+    assert (row["tokens_per_second"], row["missing"]["tokens_per_second"]) == (None, "it runs block by block")
+    assert row["perplexity"] == 2
+
+
 def test_a_missing_quality_says_why(tmp_path: Path) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
     found = json.loads(Path(each["quality"]).read_text())

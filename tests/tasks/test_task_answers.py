@@ -183,6 +183,7 @@ from pathlib import Path
 sys.path.insert(0, "scripts")
 import numpy as np, torch
 from quantmill import engines
+from quantmill.common.program import UserError
 from quantmill.tasks import worker
 rng = np.random.default_rng(3)
 rows = rng.normal(0, 3, (6, 50)).astype(np.float32)
@@ -194,7 +195,14 @@ texts = [list(range(5, 5 + size)) for size in (300, 150, 90, 88, 40, 12, 1)]
 entries = [(ids, [[7], [8, 9, 10][:len(ids)]]) for ids in texts]
 together = list(worker.score(engine, entries, 2048))
 alone = [each for entry in entries for each in worker.score(engine, [entry], 2048)]
-print(json.dumps({"kinds": found, "together": together, "alone": alone, "batches": list(engine._batches(texts))}))
+streamed = engines.load("transformers", Path(sys.argv[1]), "cpu", 1, stream=True)
+blocks = list(worker.score(streamed, entries, 2048))
+try:
+    worker.write(streamed, texts[0], 2, iter([]), sys.stdout)
+except UserError as error:
+    refused = str(error)
+print(json.dumps({"kinds": found, "together": together, "alone": alone, "blocks": blocks, "refused": refused,
+                  "batches": list(engine._batches(texts))}))
 """
 
 
@@ -215,6 +223,9 @@ def test_tensors_and_batches_are_read_alike(
     assert [each[0] for each in arrays] == pytest.approx([each[0] for each in tensors], rel=1e-12)
     assert [each[1] for each in arrays] == [each[1] for each in tensors] == [False, True, False]
     assert found["batches"] == [[0], [1, 2, 3], [4, 5, 6]]  # at most 512 tokens, as wide as the longest
-    for one, other in zip(found["together"], found["alone"], strict=True):
+    for one, other in zip(2 * found["alone"], found["together"] + found["blocks"], strict=True):
         assert [each[0] for each in one] == pytest.approx([each[0] for each in other], abs=1e-4)
         assert [each[1] for each in one] == [each[1] for each in other]
+    assert found["refused"] == (
+        "transformers cannot decode: the model runs block by block, and would be read anew for each token"
+    )

@@ -59,7 +59,7 @@ class Engine:
     may_end: bool = False
     environment: Mapping[str, str] = {}  # environment variables that the run sets
     threads: int | None = None  # CPU threads in use, where that is another number than it was given
-    decodes: bool = True  # whether it can, in this model's memory
+    no_decoding: str | None = None  # why it cannot decode this model here
     sent: float | None = None  # when the last request to a server was sent: the client builds it and connects before
     text: str | None = None  # the last text after the first prompt, of a server that returns no token ids
 
@@ -178,9 +178,11 @@ def find(name: str) -> type[Engine]:
     return kind
 
 
-def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **options: Any) -> Engine:
+def load(
+    name: str, artifact: Path, device: str, threads: int, gpus: int = 1, stream: bool = False, **options: Any
+) -> Engine:
     """Load `artifact` with engine `name` on `gpus` visible GPUs. `options` may hold the `environment` of a run:
-    variables that are set before the engine's libraries are imported.
+    variables that are set before the engine's libraries are imported. `stream`: block by block, if the engine has this.
 
     Raises `UserError` for options and GPUs that the engine does not take, and with the artifact's name for whatever
     the engine's libraries raise, now and when it runs.
@@ -191,6 +193,8 @@ def load(name: str, artifact: Path, device: str, threads: int, gpus: int = 1, **
         kind = find(name)
         kind.environment = environment
         check_options(kind, options)
+        if stream and "stream" in inspect.signature(kind).parameters:
+            options["stream"] = True
         if gpus > 1 and "multi_gpu" not in kind.capabilities:
             raise UserError(f"engine {name} runs on one GPU, and {gpus} are asked for; leave gpus out")
         engine = kind(artifact, device, threads, **options)

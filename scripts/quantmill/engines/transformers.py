@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
 
 from quantmill import engines
-from quantmill.checkpoint import shards, share_read
+from quantmill.checkpoint import float16, shards, share_read
 from quantmill.common import remote_code, special_tokens
 from quantmill.common.program import UserError, first_line
 from quantmill.engines.decoding.merged import merge
@@ -60,9 +60,9 @@ class Engine(engines.Engine):
         threads: int,
         dtype: str | None = None,
         attn_implementation: str | None = None,
-        stream: bool | None = None,
+        stream: bool = False,
     ) -> None:
-        """See `engines.Engine`. stream: run the model block by block; None: if it does not fit as a whole."""
+        """See `engines.Engine`. stream: run the model block by block, also if it fits as a whole."""
         if dtype and dtype not in FLOATS:
             raise UserError(f"engine transformers: dtype {dtype!r} is not one of {', '.join(FLOATS)}")
         self.attention = {"attn_implementation": attn_implementation} if attn_implementation else {}
@@ -71,10 +71,12 @@ class Engine(engines.Engine):
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
         self.streamed: Streamed | None = None
-        self.ahead: dict[tuple[int, ...], Callable[[], torch.Tensor]] = {}  # states that `read_ahead` made
-        if self.plain and (exceeds_memory(artifact, self.dtype, device) if stream is None else stream):
+        self.ahead: dict[tuple[int, ...], list[Callable[[], torch.Tensor]]] = {}  # states of texts, by `read_ahead`
+        if self.plain and (stream or exceeds_memory(artifact, self.dtype, device)):
+            if self.dtype == torch.float16 and not all(map(float16.fits, shards.find(artifact).tensors().values())):
+                self.dtype = torch.bfloat16
             self.streamed = Streamed(artifact, self.dtype, device, **self.attention)
-            self.decodes = False
+            self.no_decoding = "the model runs block by block, and would be read anew for each token"
         model = self._load(artifact, device)
         if (
             self.plain
@@ -223,7 +225,8 @@ class Engine(engines.Engine):
             self.known_head, self.head_is_known = self._find_head(*found[-2:]), True
         if not self.known_head:
             raise UserError(f"{self.streamed.artifact}: cannot run block by block: its logits are not its head's alone")
-        self.ahead |= {tuple(ids): states for ids, states in zip(texts, found[: len(texts)], strict=True)}
+        for ids, states in zip(texts, found[: len(texts)], strict=True):
+            self.ahead.setdefault(tuple(ids), []).append(states)
 
     def _kept_body(self, ids: list[int]) -> Callable[[], torch.Tensor]:
         """Run a text, and return what returns its states."""
@@ -232,9 +235,9 @@ class Engine(engines.Engine):
 
     def states(self, ids: list[int]) -> Iterator[Any]:
         if self.streamed:
-            if tuple(ids) not in self.ahead:
+            if not self.ahead.get(tuple(ids)):
                 self.read_ahead([ids])
-            yield from self.ahead.pop(tuple(ids))().split(engines.chunk_positions(self.vocab_size, self.device))
+            yield from self.ahead[tuple(ids)].pop()().split(engines.chunk_positions(self.vocab_size, self.device))
             return
         yield from self._body(self._send([ids])).split(engines.chunk_positions(self.vocab_size, self.device))
 
@@ -251,7 +254,7 @@ class Engine(engines.Engine):
 
     def logits_of_last_tokens(self, texts: list[list[int]], counts: list[int]) -> Iterator[tuple[int, Any]]:
         head = self.head(texts[0])
-        if not head:
+        if not head or self.streamed:
             yield from super().logits_of_last_tokens(texts, counts)
             return
         size = engines.chunk_positions(self.vocab_size, self.device)

@@ -61,7 +61,9 @@ def main() -> None:
     reason = options.unchecked or expected.get("unread")
     text = teacher_forcing.read_text(options.evaluation, options.protocol).first(reference["windows"])
     os.environ[engines.EXACT] = "1"  # before its module is imported
-    engine = engines.load(options.engine, options.artifact, device, options.threads, options.gpus, **options.options)
+    engine = engines.load(
+        options.engine, options.artifact, device, options.threads, options.gpus, options.stream, **options.options
+    )
     engine.read_ahead([*text.inputs(), *alignment.texts(options.artifact, text.ids, options.reference)])
     alignment.examine(engine, options.artifact, text.ids, options.reference)
     perplexity: float | None = None

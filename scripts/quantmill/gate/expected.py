@@ -28,13 +28,15 @@ from quantmill.quality.teacher_forcing import Text
 WINDOWS = 8  # whose perplexity is compared: a broken artifact is broken everywhere
 
 
-def predict(folder: Path, text: Text, device: str, threads: int, artifact: Path | None, layout: str) -> dict[str, Any]:
+def predict(
+    folder: Path, text: Text, device: str, threads: int, stream: bool, artifact: Path | None, layout: str
+) -> dict[str, Any]:
     """Return what transformers predicts for a text with the model in a folder, which has the weights of `artifact`.
 
     Without an artifact the weights are the source's. Then the predictions after short pieces of the text are returned
-    too (`quality.alignment`).
+    too (`quality.alignment`). `stream`: the model runs block by block.
     """
-    engine = engines.load("transformers", folder, device, threads)
+    engine = engines.load("transformers", folder, device, threads, stream=stream)
     engine.read_ahead([*text.inputs(), *([] if artifact else alignment.texts(folder, text.ids, None))])
     found = fidelity.Predictions(engine, text)
     noise = {}
@@ -88,7 +90,8 @@ def main() -> None:
         reading = layouts.module(options.layout).read(options.artifact, source) if options.artifact else None
         own_head = bool(options.artifact) and layouts.own_head(options.layout, options.artifact)
         write_model(folder, source, reading, "F32" if device == "cpu" else "F16", own_head)
-        found = predict(folder, text, device, options.threads, options.artifact, options.layout)
+        running = device, options.threads, options.stream
+        found = predict(folder, text, *running, options.artifact, options.layout)
         found["against"] = "its own weights" if options.artifact else "the source's weights"
     except UserError as error:
         raise UserError(str(error).replace(str(folder), str(options.source))) from None

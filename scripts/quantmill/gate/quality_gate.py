@@ -20,6 +20,7 @@ def add_arguments(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--gate-evaluation", type=Path, help="the tokenised evaluation text")
     arguments.add_argument("--gate-protocol", default="gptq-2048", help="how that is cut into windows")
     arguments.add_argument("--gate-options", help="JSON: the engine's options, in its own words")
+    arguments.add_argument("--gate-stream", action="store_true", help="run models of transformers block by block")
     arguments.add_argument("--gate-gpus", type=int, default=1, help="GPUs that the engine runs on")
     arguments.add_argument("--gate-factor", type=float, default=100, help="of the reference's perplexity, at most")
     arguments.add_argument("--gate-python", type=Path, default=sys.executable, help="an interpreter with transformers")
@@ -45,7 +46,7 @@ def check(folder: Path, layout: str | None, options: argparse.Namespace) -> dict
     work.mkdir()
     try:
         text = ["--evaluation", options.gate_evaluation, "--protocol", options.gate_protocol]
-        text += ["--device", options.device]
+        text += ["--device", options.device, *(["--stream"] if options.gate_stream else [])]
         against: list[Any] = []
         if layout is None:
             against = ["--unchecked", UNREAD]

@@ -88,7 +88,7 @@ def measure_all(job: LatencyTask) -> tuple[list[list[Observation]], list[Refusal
     job = replace(job, threads=[best_threads(job)])
     plain = measure_way(job)
     if isinstance(plain, Refusal):
-        raise UserError(f"{job.artifact}: {job.engine} cannot decode it: {plain.refused}")
+        return [], [plain]
     modes = plain[0].measured.modes[1:] if job.protocol.decode == "captured" else []
     others = [measure_way(replace(job, mode=mode)) for mode in modes]
     ways = [plain, *(way for way in others if not isinstance(way, Refusal))]
@@ -180,17 +180,11 @@ def assemble(
     job: LatencyTask, measured: Sequence[list[Observation]], refusals: Sequence[Refusal], bandwidth: float
 ) -> dict[str, Any]:
     """Assemble the result file: the protocol and every way to decode. The fastest way that counts is at the top level,
-    and the others are in `other_modes`."""
-    plain = measured[0]
-    ways = [summarise(processes, bandwidth, speculates(job.options)) for processes in measured]
-    ways = [way | judge(way, ways[0]) for way in ways]
-    for way in ways[1:]:
-        variants.refuse_differences(way["lengths"], ways[0]["lengths"])
-    best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
-    text, first, protocol = Tokens.read(job.prompts), plain[0].measured, asdict(job.protocol)
+    and the others are in `other_modes`. Without any, `reason` says why."""
+    text, protocol = Tokens.read(job.prompts), asdict(job.protocol)
     del protocol["decode"]  # `mode` says how each row was decoded
     warm_up = f"the longest prompt, full length, and {worker.WARM_UP_TOKENS} tokens after each, in every process"
-    return {
+    facts = {
         "kind": "latency",
         "metrics_version": METRICS_VERSION,
         "artifact": manifest.read(job.artifact),
@@ -204,6 +198,17 @@ def assemble(
             "warm_up": warm_up,
             **protocol,
         },
+    }
+    if not measured:
+        return facts | {"summary": None, "reason": refusals[0].refused}
+    plain, first = measured[0], measured[0][0].measured
+    ways = [summarise(processes, bandwidth, speculates(job.options)) for processes in measured]
+    ways = [way | judge(way, ways[0]) for way in ways]
+    for way in ways[1:]:
+        variants.refuse_differences(way["lengths"], ways[0]["lengths"])
+    best = max((way for way in ways if not way["refused"]), key=lambda way: way["summary"]["tokens_per_second"])
+    return {
+        **facts,
         "copy_bandwidth_bytes_per_second": bandwidth,
         "prompts": [
             {"text": prompt.text, "tokens": len(prompt.ids)}
@@ -211,6 +216,7 @@ def assemble(
             for prompt, output in zip(text.prompts, best["outputs"], strict=True)
         ],
         "batches": [variants.join(entries) for entries in zip(*(each.measured.batches for each in plain), strict=True)],
+        "device": devices.describe(job.device, first.threads),
         "compute_type": first.compute_type,
         "weight_bytes_per_token": first.weight_bytes_per_token,
         **({"unchecked": first.unchecked} if first.unchecked else {}),
@@ -247,5 +253,4 @@ def main() -> None:
     bandwidth = devices.copy_bandwidth(device, options.threads)
     with work_folder(options.out):
         measured, refusals = measure_all(job)
-    result = assemble(job, measured, refusals, bandwidth)
-    write_json(options.out, result | {"device": devices.describe(device, measured[0][0].measured.threads)})
+    write_json(options.out, assemble(job, measured, refusals, bandwidth))

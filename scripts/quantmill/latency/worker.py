@@ -29,7 +29,7 @@ TRIAL_NOISE = 0.1  # relative
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a way to decode does not fit the model."""
+    """The reason why a way to decode does not fit the model, or its memory."""
 
     mode: str
     refused: str
@@ -73,6 +73,8 @@ def try_threads(job: LatencyTask) -> int:
     seconds, tokens = {}, min(TRIAL_TOKENS, job.protocol.new_tokens)
     for threads in job.threads:
         engine = job.load(threads)
+        if engine.no_decoding:
+            return max(job.threads)
         seconds[threads] = min(time_tokens(engine, [ids], tokens).seconds[-1] for _ in range(TRIALS))
         engine.close()
     return max(each for each in job.threads if seconds[each] <= min(seconds.values()) * (1 + TRIAL_NOISE))
@@ -93,6 +95,8 @@ def measure(job: LatencyTask) -> Measurement | Refusal:
     modes = engine.modes if "logits" in engine.capabilities else engine.modes[:1]
     engine.mode = job.mode or modes[0]
     load_seconds = time.perf_counter() - started
+    if engine.no_decoding:
+        return Refusal(engine.mode, engine.no_decoding)
     runs, phases = [], []
     outputs: list[list[list[int]]] = [[] for _ in prompts]
     texts: list[list[str]] = [[] for _ in prompts]

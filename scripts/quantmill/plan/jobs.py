@@ -44,6 +44,7 @@ SAFETY = 6  # times the seconds on a slow machine
 LEAST = 30  # minutes: libraries read over a network, a kernel compiled for the first time
 JOB = 2.0  # seconds of Snakemake, and of a process without libraries
 COMPARE = {"cpu": 3e-9, "cuda": 5e-11}  # seconds a position and token of the vocabulary (docs/FIGURES.md, "Scoring")
+STREAMED = 3  # blocks of a model that runs block by block: two, and what the next one's are made of
 GATE = 12  # windows that the gate scores, at most: 8 by the engine, 2 or 4 by transformers
 REQUESTS_A_SLOT = 23  # loads.plan.PER_SLOT
 TRIES = 24  # rates that a search for the largest one tries, at most: metrics.goodput.goodput
@@ -219,6 +220,8 @@ class Jobs:
 
     def _source_mb(self, model: Shape) -> int:
         engine = self.engines[SOURCE_ENGINE]
+        if self.study["stream"]:
+            return self._streamed_mb(engine, model)
         return engine.mb(model, FLOAT16.bytes(model), False, self._device, self._window(model))
 
     def _expect(self, model: Shape) -> float:
@@ -231,8 +234,15 @@ class Jobs:
         costs, running = self.formats.get(format), self.engines.get(engine)
         if costs is None or running is None:
             return None
+        if window and engine == SOURCE_ENGINE and self.study["stream"]:
+            return self._streamed_mb(running, model) + self._chunk_mb(model)
         mb = running.mb(model, costs.size.bytes(model), costs.quantized, self._device, window)
         return mb + (self._chunk_mb(model) if window else 0)
+
+    def _streamed_mb(self, running: RunResources, model: Shape) -> int:
+        """MB of the process in which a model runs block by block; on a GPU the host only reads its blocks."""
+        libraries, width = (running.cpu, 4) if self._device == "cpu" else (running.cuda, 2)
+        return libraries + width * (STREAMED * model.block + model.vocab * model.hidden) // MB
 
     def _chunk_mb(self, model: Shape) -> int:
         """MB of a chunk of logits on the host."""

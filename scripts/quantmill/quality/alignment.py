@@ -59,7 +59,7 @@ def examine(engine: Engine, artifact: Path, ids: list[int], expected: Path | Non
     if "logits" in engine.capabilities:
         if expected:
             check_logits(engine, ids, reference)
-        if engine.decodes:
+        if not engine.no_decoding:
             check_decoding(engine, [ids], added)
         return {} if expected else {"probes": probes(engine, ids, added)}
     if "target_logprobs" in engine.capabilities:
@@ -174,8 +174,6 @@ def check_chosen(engine: Engine, texts: Sequence[list[int]], added: int) -> str 
 
     Raises `UserError` if they do not fit (`check_decoding`).
     """
-    if not engine.decodes:
-        return "the model is in memory block by block, and so decodes nothing"
     if "logits" in engine.capabilities:
         check_decoding(engine, texts, added)
         return None

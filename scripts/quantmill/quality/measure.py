@@ -215,9 +215,8 @@ def main() -> None:
             write_json(options.out, result | {"summary": None, "reason": reason})
             return
         changes, text = {"dtype": dtype}, text.first(NOISE_WINDOWS)
-    engine = engines.load(
-        options.engine, options.artifact, device, options.threads, options.gpus, **options.options | changes
-    )
+    loading = options.engine, options.artifact, device, options.threads, options.gpus, options.stream
+    engine = engines.load(*loading, **options.options | changes)
     if not engine.capabilities & {"logits", "target_logprobs"}:
         write_positions(options.out, {})
         protocol = {"perplexity": options.protocol}

@@ -84,6 +84,7 @@ def add_text_arguments(arguments: argparse.ArgumentParser, folder: str) -> None:
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--evaluation", type=Path, required=True, help="what tokens.tokenize_texts wrote")
     arguments.add_argument("--protocol", choices=list(PROTOCOLS), default="gptq-2048")
+    arguments.add_argument("--stream", action="store_true", help="run a model of transformers block by block")
 
 
 def read_text(path: Path, protocol: str) -> Text:

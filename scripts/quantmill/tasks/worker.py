@@ -35,9 +35,10 @@ def score(engine: engines.Engine, entries: Sequence[tuple[list[int], Continuatio
     if "logits" not in engine.capabilities:
         yield from score_targets(engine, entries)
         return
-    counts = [max(map(len, continuations)) for _, continuations in entries]
+    texts, counts = [ids for ids, _ in entries], [max(map(len, continuations)) for _, continuations in entries]
+    engine.read_ahead(texts)
     logprobs: list[list[np.ndarray]] = []
-    for number, chunk in engine.logits_of_last_tokens([ids for ids, _ in entries], counts):
+    for number, chunk in engine.logits_of_last_tokens(texts, counts):
         while number >= len(logprobs):
             if logprobs:
                 yield answers(logprobs[-1], entries[len(logprobs) - 1][1], counts[len(logprobs) - 1])
@@ -98,7 +99,9 @@ def score_targets(engine: engines.Engine, entries: Sequence[tuple[list[int], Con
 
 
 def write(engine: engines.Engine, ids: list[int], tokens: int, lines: Iterator[str], out: TextIO) -> None:
-    """Send each token as it comes, until the caller wants no more."""
+    """Send each token as it comes, until the caller wants no more. Raises `UserError` if the engine cannot decode."""
+    if engine.no_decoding:
+        raise UserError(f"{engine.name} cannot decode: {engine.no_decoding}")
     for _, token, _ in engine.decode([ids], tokens):
         tell(out, token)
         if not json.loads(next(lines)):

@@ -75,9 +75,9 @@ class Streamed:
             if waiting:
                 room.resize_(size)
                 hidden.copy_(take())
-            if number and not bool(hidden.sum().isfinite()):
+            if number and not bool(hidden.sum(dtype=torch.float32).isfinite()):
                 raise UserError(
-                    f"{self.artifact}: text {text}: the states after block {number - 1} are not finite; the weights "
+                    f"{self.artifact}: window {text}: the states after block {number - 1} are not finite; the weights "
                     "are broken, or too large for this dtype"
                 )
             return forward(hidden, *more, **named)

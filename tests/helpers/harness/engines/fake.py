@@ -2,7 +2,8 @@
 
 Its artifact's fake.json holds what it does: `prefill` seconds for each token of a prompt, `step` seconds a token after
 the first, `fault`, one of `FAULTS` or none, `tells`, what it has of logits and target_logprobs (logits unless said),
-`top`, how many likeliest tokens the latter tells, and `other_way`, why its other way to decode does not fit the model.
+`top`, how many likeliest tokens the latter tells, `other_way`, why its other way to decode does not fit the model, and
+`no_decoding`, why it does not decode.
 Its logits are those of the last two tokens, so that a token more before a short prompt changes what follows it.
 """
 
@@ -43,6 +44,7 @@ class Engine(engines.Engine):
         self.prefill, self.step = does.get("prefill", 0.0), does.get("step", 0.0) if step is None else step
         self.noise, self.fault = does.get("noise", 0.0), does.get("fault")
         self.other_way, self.top = does.get("other_way"), does.get("top", 0)
+        self.no_decoding = does.get("no_decoding")
         if "tells" in does:
             self.capabilities = frozenset({"batches", *does["tells"]})
         self.modes = ("fake", "other") if self.other_way else ("fake",)
