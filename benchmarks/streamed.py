@@ -7,9 +7,8 @@
 The model has the shape of Llama 2 7B (13.5 GB in float16) and random weights. Each step is a process of its own:
 `expected` makes the predictions of the source that the quality gate compares with, `check` compares the engine with
 them, and `score` writes the reference's states and its own row. On a CPU the limit is that of a control group where one
-can be made, and memory is the peak that the kernel counted there, pages of files included; elsewhere it is the peak of
-resident memory, which must be within the limit. On a GPU the limit is that of torch's allocator. `whole` is `score` with
-the whole model in memory. Each step's time contains loading.
+can be made; the peak, of resident memory, must be within the limit. On a GPU the limit and the peak are
+those of torch's allocator. `whole` is `score` with the whole model in memory. Each step's time contains loading.
 """
 
 import argparse
@@ -72,8 +71,6 @@ def run_step(options: argparse.Namespace) -> dict[str, Any]:
             found["nll"] = float(columns["nll"].mean())
     seconds = time.perf_counter() - started
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if options.group:
-        peak = int((GROUP / "memory.max_usage_in_bytes").read_text())
     if options.device == "cuda":
         peak = torch.cuda.max_memory_reserved()
     return {"step": options.step, "seconds": round(seconds, 2), "peak_gb": round(peak / GB, 3), **found}
@@ -83,9 +80,9 @@ def make_model(folder: Path) -> None:
     """Write the model of random weights, if the folder is not there."""
     if folder.exists():
         return
-    from quantmill.common.program import command
-
     import transformers
+
+    from quantmill.common.program import command
 
     config = folder.with_name("config.json")
     transformers.AutoConfig.for_model("llama", architectures=["LlamaForCausalLM"], **SHAPE).to_json_file(config)
@@ -118,7 +115,6 @@ def main() -> None:
             if group:
                 GROUP.mkdir(exist_ok=True)
                 (GROUP / "memory.limit_in_bytes").write_text(str(limit))
-                (GROUP / "memory.max_usage_in_bytes").write_text("0")
             program = [sys.executable, __file__, "--model", model, "--step", step, *(["--group"] if group else [])]
             program += [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in PASSED]
             result = subprocess.run(program, capture_output=True, text=True)

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-GROUPS = Path("/sys/fs/cgroup")
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # By the controller in /proc/self/cgroup, none in version 2: its folder, and the files of the limit and of the use, and
 # what of the use the kernel can take back, since it is pages of files
 KINDS = {
@@ -18,9 +18,9 @@ KINDS = {
 
 def available_bytes() -> int:
     """Return the bytes of memory that this process may still take on the host."""
-    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(Path("/proc/meminfo"))}
+    machine = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(PROC / "meminfo")}
     free = [machine["MemAvailable"]]
-    own = {line.split(":")[0]: line.split() for line in _lines(Path("/proc/self/status"))}
+    own = {line.split(":")[0]: line.split() for line in _lines(PROC / "self/status")}
     for limit, used in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         if (most := resource.getrlimit(limit)[0]) != resource.RLIM_INFINITY:
             free.append(most - int(own[used][1]) * 1024)
@@ -29,7 +29,7 @@ def available_bytes() -> int:
 
 def _left_of_groups() -> Iterator[int]:
     """Yield what each control group that this process is in leaves of its limit."""
-    for line in _lines(Path("/proc/self/cgroup")):
+    for line in _lines(PROC / "self/cgroup"):
         _, controllers, name = line.split(":", 2)
         for kind in KINDS.keys() & controllers.split(","):
             yield from _left(*KINDS[kind], name.lstrip("/"))
