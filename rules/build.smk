@@ -25,6 +25,20 @@ def artifact_inputs(wildcards):
     }
 
 
+def build_gpus(artifact):
+    """Return the GPUs of the program that builds a format or variant."""
+    return FORMATS[format_of(artifact)].gpus(STUDY["quantizers"]["gpus"])
+
+
+def gpu_options(artifact):
+    """Return the flags by which a program chooses what it keeps on the GPU, if it has a choice."""
+    resources = FORMATS[format_of(artifact)].resources
+    if not (resources and resources.placements):
+        return {}
+    words = {"gpus": build_gpus(artifact), "gpu-memory-gb": STUDY["quantizers"].get("gpu_memory_gb")}
+    return {name: value for name, value in words.items() if value not in (None, 1)}
+
+
 def artifact_options(wildcards, input):
     """Return the program's flags from the format and the config."""
     format = of_artifact(wildcards)
@@ -33,6 +47,7 @@ def artifact_options(wildcards, input):
     options |= {"seed": STUDY["seed"], "device": STUDY["device"]}
     options |= {"engine-python": python(ENGINES[format.engine].env), "parameters": json.dumps(given, sort_keys=True)}
     options |= STUDY["calibration"] if format.calibrated else {}
+    options |= gpu_options(wildcards.artifact)
     options |= format.flags(wildcards) if format.flags else {}
     options |= {name: path for name, path in input.items() if name not in ("source", "env", "gate")}
     return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
@@ -59,7 +74,7 @@ rule artifact:
     threads: lambda wc: of_artifact(wc).threads
     resources:
         **request(plan_build, disk=True),
-        gpu=lambda wc: 1 if of_artifact(wc).gpu else gate_gpus(wc),
+        gpu=lambda wc: build_gpus(wc.artifact) if of_artifact(wc).gpu else gate_gpus(wc),
     params:
         program=lambda wc: program(of_artifact(wc).program),
         python=lambda wc: python(of_artifact(wc).env),

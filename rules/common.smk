@@ -19,6 +19,7 @@ sys.path.insert(0, str(RULES.parent / "scripts"))
 from quantmill.common import surroundings
 from quantmill.common.program import printable, suggestion
 from quantmill.common.code_hash import closure, digest
+from quantmill.build.quantizer import placement
 from quantmill.plan import cells, jobs, lengths, registry, vllm_parallelism
 from quantmill.checkpoint import model_shape
 from quantmill.plan.config import CHECKOUT, TEXTS, complete, source

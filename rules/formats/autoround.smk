@@ -16,5 +16,6 @@ for name, layout in (("autoround-int4", "gptq"), ("autoround-awq-int4", "awq")):
             time=Time(12, block=5, forwards=10),
             group_size="group_size",
             copies=3,
+            placements=placement.AUTOROUND,
         ),
     )

@@ -27,5 +27,6 @@ for name, size, forwards, parameters_ in (
             time=Time(6, block=1, forwards=forwards) if forwards else Time(4, ns=2.2),
             group_size="group_size" if chosen else None,
             copies=2,
+            placements=placement.LLM_COMPRESSOR,
         ),
     )

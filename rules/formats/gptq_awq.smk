@@ -16,8 +16,11 @@ GPTQ_COSTS = BuildResources(
     time=Time(10, ns=10, block=1.7, forwards=4),
     group_size="group_size",
     copies=3,  # progress, what is packed, and what the tool saves
+    placements=placement.GPTQMODEL,
 )
-AUTOGPTQ_COSTS = replace(GPTQ_COSTS, cpu=replace(WHOLE, libraries=700 + CUDA_BUILD), cuda=WHOLE_CUDA)
+AUTOGPTQ_COSTS = replace(
+    GPTQ_COSTS, cpu=replace(WHOLE, libraries=700 + CUDA_BUILD), cuda=WHOLE_CUDA, placements=placement.AUTOGPTQ
+)
 AWQ_COSTS = BuildResources(
     AWQ_SIZE,
     WHOLE,

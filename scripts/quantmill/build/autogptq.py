@@ -14,6 +14,7 @@ from auto_gptq.modeling.auto import GPTQ_CAUSAL_LM_MODEL_MAP
 from auto_gptq.quantization import gptq
 from transformers import AutoModelForCausalLM
 
+from quantmill.build.quantizer.placement import AUTOGPTQ
 from quantmill.build.quantizer.program import GPTQ, BuildTask, Tool
 from quantmill.common.program import UserError
 
@@ -46,8 +47,8 @@ def quantize(task: BuildTask) -> None:
         raise UserError(f"it is of type {model.config.model_type}, and auto-gptq knows only {known}")
     config = auto_gptq.BaseQuantizeConfig(**task.parameters, model_file_base_name="model")
     quantized = kind(model.eval(), False, config)
-    quantized.quantize(task.sample_inputs())
+    quantized.quantize(task.sample_inputs(), cache_examples_on_gpu=task.gpu.placement.activations == "gpu")
     quantized.save_quantized(str(task.saved))
 
 
-main = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size").build
+main = Tool("auto-gptq", quantize, parameters=GPTQ, group_size="group_size", placements=AUTOGPTQ).build

@@ -11,11 +11,11 @@ from auto_round import AutoRound
 from auto_round.algorithms.quantization.sign_round.config import SignRoundConfig
 from transformers import AutoModelForCausalLM
 
+from quantmill.build.quantizer.placement import AUTOROUND
 from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.common import tokenizer
 
 EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
-BATCH = 8  # samples of a step, AutoRound's default
 
 
 def quantize(task: BuildTask) -> None:
@@ -23,15 +23,17 @@ def quantize(task: BuildTask) -> None:
     words = dict(task.parameters)
     layout = words.pop("layout")
     samples = [torch.tensor([ids]) for ids in task.calibration.samples]
+    step, at_once = (min(placement.batch, len(samples)) for placement in (AUTOROUND[0], task.gpu.placement))
     tool = AutoRound(
         AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype),
         tokenizer.for_transformers(task.src),
-        alg_configs=SignRoundConfig(**words),
+        alg_configs=SignRoundConfig(**words, gradient_accumulate_steps=step // at_once),
         dataset=samples,
         nsamples=len(samples),
         seqlen=task.calibration.sequence_length,
-        batch_size=min(BATCH, len(samples)),
-        device_map=task.device,
+        batch_size=at_once,
+        device_map=",".join(map(str, range(task.gpu.gpus))) if task.gpu.gpus > 1 else task.device,
+        low_gpu_mem_usage=task.gpu.placement.activations == "host",
         enable_torch_compile=False,
     )
     tool.quantize_and_save(str(task.saved), format=EXPORTS[layout])
@@ -40,5 +42,9 @@ def quantize(task: BuildTask) -> None:
 
 
 main = Tool(
-    "auto-round", quantize, parameters=("layout", "bits", "group_size", "sym", "iters"), group_size="group_size"
+    "auto-round",
+    quantize,
+    parameters=("layout", "bits", "group_size", "sym", "iters"),
+    group_size="group_size",
+    placements=AUTOROUND,
 ).build

@@ -6,7 +6,8 @@
 SRC is the fp16 artifact. The same input gives the same bytes on the same kind of CPU with as many threads.
 """
 
-from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
+from quantmill.build.quantizer.gptqmodel_tool import activations_device, load_gptqmodel, save_gptqmodel
+from quantmill.build.quantizer.placement import GPTQMODEL
 from quantmill.build.quantizer.program import GPTQ, BuildTask, Tool
 
 RESUMABLE = ("llama", "qwen3_moe")  # gptqmodel.looper.gptq_checkpoint.validate_checkpoint_support
@@ -19,12 +20,16 @@ def quantize(task: BuildTask) -> None:
     from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
     config = gptqmodel.QuantizeConfig(
-        **task.parameters, device=task.device, offload_to_disk=True, offload_to_disk_path=str(task.saved / "offload")
+        **task.parameters,
+        device=task.device,
+        calibration_data_device=activations_device(task),
+        offload_to_disk=True,
+        offload_to_disk_path=str(task.saved / "offload"),
     )
     model = gptqmodel.GPTQModel.load(str(task.src), config, dtype=task.dtype)
-    # Another GPU may resume: the folder's name has all that matters of it (`resume_folder`). Each save hashes all saves
-    # before, which would take most of the time of a 7B on a GPU.
-    interval = "layer:1" if task.device == "cpu" else "layer:8"
+    # Another GPU may resume: the folder's name has all that matters of it (`resume_folder`). Each save writes the
+    # activations of all samples and hashes all saves before, which takes as long as a layer of a 7B on a GPU.
+    interval = "layer:1" if task.device == "cpu" else "layer:16"
     progress = CheckpointConfig(path=task.resume, strict_device_check=False, interval=interval)
     resume = progress if model.model.config.model_type in RESUMABLE else None
     try:
@@ -34,4 +39,4 @@ def quantize(task: BuildTask) -> None:
     save_gptqmodel(model, task)
 
 
-main = Tool("gptqmodel", quantize, parameters=GPTQ, group_size="group_size").build
+main = Tool("gptqmodel", quantize, parameters=GPTQ, group_size="group_size", placements=GPTQMODEL).build

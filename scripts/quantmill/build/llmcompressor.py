@@ -14,8 +14,10 @@ from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from quantmill.build.quantizer import ranks
+from quantmill.build.quantizer.placement import LLM_COMPRESSOR
 from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.checkpoint.tensor import Tensor
 
@@ -37,8 +39,20 @@ def recipe(task: BuildTask) -> GPTQModifier | QuantizationModifier:
 
 
 def quantize(task: BuildTask) -> None:
-    """Call llm-compressor with the samples' ids, one sample at a time."""
-    model = AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype).to(task.device)
+    """Call llm-compressor, on several GPUs in a process for each."""
+    if task.gpu.gpus > 1:
+        ranks.run("build.llmcompressor_rank", task)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(task.src, dtype=task.dtype)
+        # what stays on the host gets to the GPU a layer at a time
+        compress(task, model.to(task.device) if task.gpu.placement.weights == "gpu" else model)
+
+
+def compress(task: BuildTask, model: PreTrainedModel) -> None:
+    """Quantize and save a model with the samples' ids, one sample at a time.
+
+    Of several processes that torch.distributed connects, each has its share of the samples, and one saves.
+    """
     more = {}
     if samples := task.calibration.samples:
         rows = {"input_ids": samples, "attention_mask": [[1] * len(ids) for ids in samples]}
@@ -66,4 +80,5 @@ main = Tool(
     group_size="group_size",
     calibrated=lambda parameters: parameters["scheme"] in CALIBRATED,
     cast=cast,
+    placements=LLM_COMPRESSOR,
 ).build

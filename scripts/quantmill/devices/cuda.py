@@ -61,6 +61,15 @@ def total_bytes() -> int:
     _call(driver.cuDeviceGet, ctypes.byref(device), 0)
     _call(driver.cuDeviceTotalMem_v2, ctypes.byref(size), device)
     return size.value
+def least_memory() -> int:
+    """Return the bytes of the smallest GPU that this process sees; CUDA must be initialised."""
+    driver, sizes = _driver(), []
+    for number in range(count()):
+        device, size = ctypes.c_int(), ctypes.c_size_t()
+        _call(driver.cuDeviceGet, ctypes.byref(device), number)
+        _call(driver.cuDeviceTotalMem_v2, ctypes.byref(size), device)
+        sizes.append(size.value)
+    return min(sizes)
 
 
 def nvml_devices() -> tuple[Any, list[Any]]:

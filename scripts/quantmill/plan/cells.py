@@ -86,6 +86,15 @@ def check_engine(where: str, name: str, registry: Registry) -> Engine:
     return engine
 
 
+def check_gpus(where: str, gpus: int, registry: Registry) -> None:
+    """Raise `ConfigError` for more GPUs than jobs may use."""
+    if gpus > 1 and registry.device == "cpu":
+        raise ConfigError(f"{where}.gpus: {gpus}, and the device is cpu; leave gpus out")
+    if registry.gpus is not None and gpus > max(1, registry.gpus):
+        more = f"run with --resources gpu={gpus} hub=2"  # which replaces the profile's list
+        raise ConfigError(f"{where}.gpus: {gpus}, and jobs may use {registry.gpus}; {more}")
+
+
 def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
     """Raise `ConfigError` for the first run whose engine, options or formats do not fit."""
     for name, run in study["runs"].items():
@@ -100,11 +109,7 @@ def check_runs(study: Mapping[str, Any], registry: Registry) -> None:
             check_value(f"{where}.options.{option}", value, engine.options[option])
         if run["gpus"] > 1 and not engine.multi_gpu:
             raise ConfigError(f"{where}.gpus: {run['engine']} uses one GPU; leave gpus out")
-        if run["gpus"] > 1 and registry.device == "cpu":
-            raise ConfigError(f"{where}.gpus: {run['gpus']}, and the device is cpu; leave gpus out")
-        if registry.gpus is not None and run["gpus"] > max(1, registry.gpus):
-            more = f"run with --resources gpu={run['gpus']} hub=2"  # which replaces the profile's list
-            raise ConfigError(f"{where}.gpus: {run['gpus']}, and jobs may use {registry.gpus}; {more}")
+        check_gpus(where, run["gpus"], registry)
         for format in run["formats"]:
             layouts = {registry.layout(format, study, model) for model in study["models"].values()} - {""}
             if not layouts:

@@ -113,6 +113,7 @@ def complete(config: Mapping[str, Any], schema: Mapping[str, Any], registry: Reg
             if isinstance(text, str):
                 check_text(f"texts.{kind}", Path(text))
     cells.check_runs(filled, registry)
+    cells.check_gpus("quantizers", filled["quantizers"]["gpus"], registry)
     vllm_parallelism.check(filled, registry)
     cells.check_serving(filled, registry)
     check_tasks(filled["tasks"])

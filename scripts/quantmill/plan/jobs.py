@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from quantmill import engines
+from quantmill.build.quantizer.placement import GB, Samples, choose
 from quantmill.checkpoint.model_shape import Shape
 from quantmill.metrics import windows
 from quantmill.plan.resources import CUDA_BUILD, FLOAT16, MB, SLOW, BuildResources, Machine, Memory, RunResources
@@ -53,12 +54,14 @@ SOURCE_ENGINE = "transformers"  # runs a model as its author published it
 
 @dataclass(frozen=True)
 class Resources:
-    """Memory and disk of a job in MB, and its seconds, None if unknown. `known`: its format and engine have figures."""
+    """Memory and disk of a job in MB, and its seconds, None if unknown. `known`: its format and engine have figures.
+    `gpu_mb`: of each GPU, of a build that chooses by it."""
 
     mb: int
     seconds: float | None
     disk_mb: int = 0
     known: bool = True
+    gpu_mb: int = 0
 
     @property
     def minutes(self) -> int:
@@ -118,7 +121,8 @@ class Jobs:
             disk_mb = 8 * model.parameters // MB + SMALL  # float32, twice
             return Resources(job_mb(UNKNOWN.mb(model, seen)), None, disk_mb, known=False)
         memory = costs.cpu if self._device == "cpu" else costs.cuda
-        mb, nbytes = memory.mb(model, seen), costs.size.bytes(model)
+        gpu_mb, host_mb = self._placed(costs, model, seen)
+        mb, nbytes = memory.mb(model, seen) + host_mb, costs.size.bytes(model)
         disk_mb = (1 + costs.copies) * (nbytes // MB + SMALL)
         seconds = JOB + costs.time.seconds(self._machine, model, seen)
         seconds += (FLOAT16.bytes(model) + nbytes) / self._machine.file
@@ -126,7 +130,7 @@ class Jobs:
             mb = max(mb, memory.libraries + max(runs, self._source_mb(model)))
             disk_mb += (4 if self._device == "cpu" else 2) * model.parameters // MB if costs.quantized else 0
             seconds += self._start(format, engine, model) + self._expect(model)
-        return Resources(job_mb(mb), seconds, disk_mb)
+        return Resources(job_mb(mb), seconds, disk_mb, gpu_mb=gpu_mb)
 
     def expect(self, model: Shape) -> Resources:
         """Plan the job that predicts with a model's source by transformers, for the gate."""
@@ -207,6 +211,22 @@ class Jobs:
     @property
     def _machine(self) -> Machine:
         return self.machine or SLOW[self._device]
+
+    def _placed(self, costs: BuildResources, model: Shape, tokens: int) -> tuple[int, int]:
+        """MB of each GPU of a build, and MB of the host beyond its format's figures, by the placement that it chooses.
+
+        If the GPU's memory is not known, the host's MB are those of any placement, at most.
+        """
+        if not costs.placements or self._device == "cpu":
+            return 0, 0
+        words, gpus = self.study["quantizers"], self.study["quantizers"]["gpus"]
+        asked, has = words.get("gpu_memory_gb"), self._machine.gpu_memory
+        known = [limit for limit in (asked and asked * GB, has) if limit]
+        samples = Samples(tokens, min(tokens, self.study["calibration"]["sequence_length"]))
+        chosen = choose(costs.placements, model, samples, min(known, default=None), gpus)
+        possible = [chosen] if known else costs.placements
+        host = max(each.host_bytes(model, samples, gpus) for each in possible)
+        return chosen.gpu_bytes(model, samples, gpus) // MB, host // MB
 
     def _window(self, model: Shape) -> int:
         """Tokens of the longest window that the study scores."""

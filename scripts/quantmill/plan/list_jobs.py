@@ -55,6 +55,7 @@ def describe(config: Path | None) -> dict[str, Any]:
             },
             "jobs": Counter(job.rule.name for job in jobs),
             "left": sorted({str(file) for job in jobs for file in job.output}),
+            "build_gpus": {name: names["build_gpus"](name) for name in costs.formats},
             "formats": {name: asdict(each) for name, each in costs.formats.items()},
             "engines": {name: asdict(each) for name, each in costs.engines.items()},
         }

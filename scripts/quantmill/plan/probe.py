@@ -29,11 +29,13 @@ def measure(device: str, torch_python: Path) -> tuple[Machine, str]:
     if devices.cuda.why_missing():
         return H200, ", as on an NVIDIA H200: no GPU is here"
     bandwidth = devices.cuda.copy_bandwidth() / devices.cuda.count()
+    memory = devices.cuda.least_memory()
     if torch_python.is_file():
         ran = run_child([torch_python, "-P", "-c", PRODUCT], stdout=subprocess.PIPE)
         if not ran.returncode:
-            return Machine(float(ran.stdout), bandwidth), ""
-    return Machine(bandwidth * H200.flops / H200.bandwidth, bandwidth), ", by its copies alone: envs/torch is not built"
+            return Machine(float(ran.stdout), bandwidth, gpu_memory=memory), ""
+    flops = bandwidth * H200.flops / H200.bandwidth
+    return Machine(flops, bandwidth, gpu_memory=memory), ", by its copies alone: envs/torch is not built"
 
 
 def _product() -> float:

@@ -85,6 +85,11 @@ class Format:
     gate_env: str = "torch"
     resources: BuildResources | None = None
 
+    def gpus(self, available: int) -> int:
+        """Return the number of GPUs that its build may use of those available."""
+        placements = self.resources.placements if self.resources and self.calibrated else ()
+        return available if any(each.shared for each in placements) else 1
+
 
 @dataclass(frozen=True)
 class Engine:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from quantmill.build.quantizer.placement import Placement
 from quantmill.checkpoint.model_shape import Shape
 
 MB = 10**6  # as Snakemake counts mem_mb
@@ -19,16 +20,20 @@ CUDA_BUILD = 500
 @dataclass(frozen=True)
 class Machine:
     """Speed of a machine. flops: FLOP/s of a matrix product, float32 on a CPU and float16 on a GPU. bandwidth: bytes/s,
-    read and written, of a copy in the device's memory. file: bytes/s of a file; the default is the page cache's."""
+    read and written, of a copy in the device's memory. file: bytes/s of a file; the default is the page cache's.
+    gpu_memory: bytes of a GPU; None if unknown."""
 
     flops: float
     bandwidth: float
     file: float = 3e9
+    gpu_memory: int | None = None
 
 
 # For limits of time: few machines are slower, and files are on a slow network
 SLOW = {"cpu": Machine(50e9, 4e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
-H200 = Machine(760e12, 4.2e12)  # as plan.probe measures it; for plans on a machine without a GPU
+H200 = Machine(
+    760e12, 4.2e12, gpu_memory=140 * 10**9
+)  # as plan.probe measures it; for plans on a machine without a GPU
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ FLOAT16 = Size(2)
 class BuildResources:
     """Figures of a format: its artifact, and the job that builds it.
 
-    cpu, cuda: memory of the host, without the quality gate. quantized: the gate writes its weights out for
+    cpu, cuda: memory of the host, without the quality gate. placements: those that the program chooses from by the
+    GPU's memory, with a GPU; none if it has no choice. quantized: the gate writes its weights out for
     transformers. group_size: the parameter that holds the size of a group. bits: bits a weight by the value of the
     parameter `size`, where that sets the artifact's size. copies: of the artifact, on the disk while it is built.
     """
@@ -112,6 +118,7 @@ class BuildResources:
     group_size: str | None = None
     bits: Mapping[str, float] | None = None
     copies: int = 0
+    placements: tuple[Placement, ...] = ()
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "BuildResources":
         """Return the figures for a tool's parameters; a group size that the tool chooses counts as the default."""
@@ -155,4 +162,5 @@ class RunResources:
 def costs_of(entry: Mapping[str, Any]) -> BuildResources:
     """Make `BuildResources` from the mapping that `dataclasses.asdict` returns."""
     parts = {"size": Size, "cpu": Memory, "cuda": Memory, "time": Time}
-    return BuildResources(**{key: parts[key](**value) if key in parts else value for key, value in entry.items()})
+    made = {key: parts[key](**value) if key in parts else value for key, value in entry.items()}
+    return BuildResources(**made | {"placements": tuple(Placement(**each) for each in entry["placements"])})

@@ -25,7 +25,7 @@ DOCUMENTS = 1000  # of a task without a limit: their number is known once they a
 @dataclass(frozen=True)
 class Row:
     """A line of the table: bytes of disk, MB of memory, seconds of each job; None is unknown. `temporary`: bytes that a
-    job needs until it ends."""
+    job needs until it ends. `gpu_mb`: MB of each GPU of its build, if that chooses by them."""
 
     model: str
     name: str
@@ -33,6 +33,7 @@ class Row:
     mb: int | None
     seconds: tuple[float | None, ...]
     temporary: int = 0
+    gpu_mb: int = 0
 
 
 def nearest_folder(folder: Path) -> Path:
@@ -80,7 +81,8 @@ def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str]
 def row_of(model: str, name: str, disk: int | None, planned: list[Resources], temporary: int = 0) -> Row:
     """Return the row of several jobs; its memory is that of the largest."""
     mb = max(each.mb for each in planned) if all(each.known for each in planned) else None
-    return Row(model, name, disk, mb, tuple(each.seconds for each in planned), temporary)
+    gpu_mb = max(each.gpu_mb for each in planned)
+    return Row(model, name, disk, mb, tuple(each.seconds for each in planned), temporary, gpu_mb)
 
 
 def cell_row(cell: dict[str, Any], model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> Row | None:

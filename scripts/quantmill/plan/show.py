@@ -55,6 +55,11 @@ def most_gpus(listed: dict[str, Any], device: str) -> str:
     cells = [
         each for each in listed["cells"] if left & {each["latency"], each["quality"], each["loads"], each.get("tasks")}
     ]
+    cells += [
+        each | {"run": None, "gpus": listed["build_gpus"][each["format"]]}
+        for each in listed["cells"]
+        if each["artifact"] in left and each["format"] in listed["build_gpus"]
+    ]
     if device == "cpu" or not listed["left"]:
         return "0"
     most = max(cells, key=lambda each: each["gpus"], default={"gpus": 1})
@@ -131,6 +136,9 @@ def main() -> None:
     print(f"disk at peak: {unknown['disk']}{amount(need)}, of {amount(free)} free")
     print(f"memory of the largest job: {unknown['mb']}{max((row.mb or 0 for row in rows), default=0):,} MB")
     print(f"GPUs of the largest job: {most_gpus(listed, study['device'])}")
+    if any(row.gpu_mb for row in rows):
+        largest = max(rows, key=lambda row: row.gpu_mb)
+        print(f"GPU memory of the largest build: {largest.gpu_mb:,} MB ({largest.model}/{largest.name})")
     print(
         f"time, one job after another, device {study['device']}{as_on}: {minutes(seconds)}"
         f"{f' {seconds.count(None)} jobs of unknown time' if None in seconds else ''}"

@@ -4,6 +4,7 @@ import os
 from types import ModuleType
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
 
 from quantmill.build.quantizer.program import BuildTask
@@ -11,8 +12,10 @@ from quantmill.build.quantizer.program import BuildTask
 
 def load_gptqmodel(task: BuildTask) -> ModuleType:
     """Import gptqmodel. Importing starts CUDA, so it waits until this job holds a GPU."""
-    # Read at import. Its guess is wrong on machines with two cores; kernel sources must not come from the network
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+    # Read at import. Its guess is wrong on machines with two cores; kernel sources must not come from the network.
+    # With a GPU these threads pack finished layers, which takes longer than the GPU takes for the next one
+    workers = 2 if task.device == "cpu" else max(2, torch.get_num_threads())
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(workers))
     os.environ.setdefault("GPTQMODEL_OFFLINE", "1")
     import gptqmodel
     from gptqmodel.looper import loop_processor
@@ -22,6 +25,13 @@ def load_gptqmodel(task: BuildTask) -> ModuleType:
     threadx._DeviceWorker._abort_process = lambda worker, error: None
     loop_processor._PROJECT_LOG_DIR = task.saved / "logs"  # else a folder in the current one
     return gptqmodel
+
+
+def activations_device(task: BuildTask) -> str | None:
+    """Return where gptqmodel keeps the samples' activations; None is the GPU that computes them."""
+    if task.gpu.placement.activations == "host":
+        return "cpu"
+    return "balanced" if task.gpu.gpus > 1 else None
 
 
 def save_gptqmodel(model: Any, task: BuildTask) -> None:

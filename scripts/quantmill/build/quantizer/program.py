@@ -19,8 +19,10 @@ import torch
 
 from quantmill import devices
 from quantmill.build import check_parameters, finish, parser
-from quantmill.build.quantizer import calibration, linear_layers
+from quantmill.build.quantizer import calibration, gpu_memory, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
+from quantmill.build.quantizer.gpu_memory import GpuMemory
+from quantmill.build.quantizer.placement import Placement
 from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
 from quantmill.checkpoint.conversion import drop_tied
 from quantmill.checkpoint.copying import copy
@@ -45,8 +47,8 @@ class BuildTask:
     """A tool's task: quantize `src` as `parameters` say, and save to `saved`.
 
     calibration: without samples for a format that has none. resume: a folder for the tool's progress, which a job
-    finds again after it was killed. facts: the manifest's `tool` and `tool_version`, which a program with a choice of
-    tools sets.
+    finds again after it was killed. gpu: what may be on the GPU, or on several. facts: the manifest's `tool` and
+    `tool_version`, which a program with a choice of tools sets.
     """
 
     src: Path
@@ -56,7 +58,8 @@ class BuildTask:
     calibration: Calibration
     device: str
     dtype: torch.dtype
-    facts: dict[str, str]
+    gpu: GpuMemory
+    facts: dict[str, Any]
 
     def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
         """Return the calibration samples as a model takes them; [1, length] each."""
@@ -83,7 +86,7 @@ class Tool:
 
     name: of its package. quantize: calls it. parameters, optional: their names, in its own words. group_size: the
     parameter that may be `auto`. calibrated: whether it calibrates, by the parameters where that differs. cast: which
-    floating-point tensors are stored in float16, by the parameters.
+    floating-point tensors are stored in float16, by the parameters. placements: the fastest first.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Tool:
     group_size: str | None = None
     calibrated: bool | Callable[[Mapping[str, Any]], bool] = True
     cast: Cast = in_float16
+    placements: tuple[Placement, ...] = (Placement(),)
 
     def build(self) -> None:
         """Read the program's arguments, quantize, and write the artifact.
@@ -100,6 +104,7 @@ class Tool:
         Raises `UserError` where a parameter or the calibration does not fit, and for whatever the tool raises.
         """
         arguments = parser(sys.modules[self.quantize.__module__].__doc__ or "")
+        gpu_memory.add_arguments(arguments)
         if self.calibrated is not False:
             calibration.add_arguments(arguments, required=self.calibrated is True)
         options = arguments.parse_args()
@@ -115,31 +120,32 @@ class Tool:
             flags = "--calibration, --evaluation, --samples and --sequence-length"
             raise UserError(f"{options.dst}: {self.name} calibrates it; name {flags}")
         samples = calibration.of_options(options) if calibrated else calibration.NONE
-        options.device = devices.resolve(options.device)
+        options.device = devices.resolve(options.device, gpus=options.gpus)
         torch.manual_seed(options.seed)
         # torch's default is one thread a physical core; other numbers of threads add in another order
         torch.set_num_threads(options.threads)
         if options.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autoawq takes any GPU that it sees
-        facts = {"tool": self.name, "tool_version": version(self.name)}
+        facts: dict[str, Any] = {"tool": self.name, "tool_version": version(self.name)}
+        gpu = gpu_memory.prepare(self.name, self.placements, options, samples)
         with write_atomically(options.dst, source=options.src) as folder, work_folder(options.dst) as saved:
-            resume = resume_folder(options, parameters, samples, facts["tool_version"])
+            resume = resume_folder(options, parameters, samples, facts["tool_version"], gpu)
             folder.mkdir()
             dtype = torch.float32 if options.device == "cpu" else torch.float16
             mixture = bool(samples.samples) and is_mixture(of_text(source.config()))
             experts = count_experts(options, saved) if mixture else None
-            task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, facts)
+            task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, gpu, facts)
             try:
                 self.quantize(task)
             except Exception as error:  # whatever transformers and the tools raise for models that they do not know
                 if isinstance(error, OSError) and error.errno in program.FULL:  # not the tool's fault
                     raise
                 again = f"; to start from the beginning, remove {resume}" if resume.exists() else ""
-                why = f"{facts['tool']} cannot quantize it ({first_line(error)}){again}"
-                raise UserError(f"{options.src}: {why}") from error
+                raise UserError(f"{options.src}: {facts['tool']} {gpu.explain(first_line(error))}{again}") from error
             gc.collect()  # models are reference cycles, and the gate needs the GPU's memory
             if options.device == "cuda":
                 torch.cuda.empty_cache()
+                facts["placement"] = gpu.facts()
             write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, parameters), experts)
         shutil.rmtree(resume, ignore_errors=True)
 
@@ -170,7 +176,11 @@ def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def resume_folder(
-    options: argparse.Namespace, parameters: Mapping[str, Any], samples: Calibration, tool_version: str
+    options: argparse.Namespace,
+    parameters: Mapping[str, Any],
+    samples: Calibration,
+    tool_version: str,
+    gpu: GpuMemory,
 ) -> Path:
     """Return the folder for a tool's progress: beside the artifact, and another one for each other result.
 
@@ -181,6 +191,7 @@ def resume_folder(
         samples.samples,
         options.seed,
         torch.cuda.get_device_name() if options.device == "cuda" else options.device,
+        [gpu.placement.weights, gpu.placement.activations, gpu.placement.batch, gpu.gpus],
         {"tool": tool_version, "torch": torch.__version__, "transformers": version("transformers")},
         manifest.read(options.src)["files"],
     ]
