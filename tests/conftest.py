@@ -34,6 +34,7 @@ settings.load_profile("suite")
 pytest_plugins = [
     "attached_servers",
     "bundle_fixtures",
+    "cut_demo",
     "llama_fixtures",
     "program_fixtures",
     "published_study",

@@ -10,16 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import REPO, interpreter
 from workflows import check_whole, wait_for
 
-from quantmill.checkpoint import safetensors_file, sharding, shards
 from quantmill.common import manifest
 
 SECONDS = 120  # that a busy machine may take to start or end a process
-DEMO = REPO / "demo"
 # a child that says that it works, and does so until it is ended
 CHILD = f"""#!{sys.executable}
 import os, pathlib, time
@@ -84,14 +81,6 @@ def start(command: Sequence[object]) -> subprocess.Popen[str]:
     return subprocess.Popen([str(part) for part in command], **options)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, tools_python: Path) -> Path:
-    """Return the demo's canonical safetensors."""
-    folder = tmp_path_factory.mktemp("model") / "safetensors"
-    subprocess.run([tools_python, REPO / "scripts/quantmill", "checkpoint.to_safetensors", DEMO, folder], check=True)
-    return folder
-
-
 @dataclass(frozen=True)
 class Build:
     """A build whose gate runs a child in place of an interpreter, and the same without its gate."""
@@ -102,16 +91,18 @@ class Build:
 
 
 @pytest.fixture(params=["gate.expected", "gate.check"])
-def build(request: pytest.FixtureRequest, model: Path, child: Child, tools_python: Path, tmp_path: Path) -> Build:
+def build(
+    request: pytest.FixtureRequest, demo_safetensors: Path, child: Child, tools_python: Path, tmp_path: Path
+) -> Build:
     out = tmp_path / "out"
     options: list[object] = []
     program = "build.fp16"  # whose own weights are the source's: gate.check is the first child
     if request.param == "gate.expected":
-        library = model.with_name("library.so")
+        library = demo_safetensors.with_name("library.so")
         library.write_bytes(b"no library; the gate would say so")
         options = ["--library", library, "--device", "cpu", "--parameters", '{"quantization": "q4f16_1"}']
         program = "build.mlc"
-    plain = [tools_python, REPO / "scripts/quantmill", program, model, out, *options]
+    plain = [tools_python, REPO / "scripts/quantmill", program, demo_safetensors, out, *options]
     gate = ["--gate-reference", "reference.json", "--gate-evaluation", "text.json"]
     gate += ["--gate-python", child.program, "--engine-python", child.program]
     gate += ["--layout", "hf", "--engine", "transformers"]
@@ -163,28 +154,6 @@ def test_no_other_child_outlives_its_program(program: str, child: Child, torch_p
     parent.kill()
     parent.wait()
     wait_for(lambda: not is_alive(pid))
-
-
-@pytest.fixture(scope="module")
-def one_layer(tmp_path_factory: pytest.TempPathFactory, model: Path, tools_python: Path) -> Path:
-    """Return a folder with the demo's first layer as `fp16`, and random ids to calibrate on."""
-    folder = tmp_path_factory.mktemp("one-layer")
-    source = shards.find(model)
-    kept = [tensor for name, tensor in source.tensors().items() if ".layers." not in name or ".layers.0." in name]
-    (folder / "cut").mkdir()
-    for path in source.others():
-        shutil.copyfile(path, folder / "cut" / path.name)
-    (folder / "cut/config.json").write_text(json.dumps(source.config() | {"num_hidden_layers": 1}))
-    sharding.write(folder / "cut", "safetensors", [kept], safetensors_file.write)
-    about = {"format": "safetensors", "tool": "test", "tool_version": "1"}
-    manifest.write(folder / "cut", **about, source={}, parameter_count=1)
-    command = [tools_python, REPO / "scripts/quantmill", "build.fp16", folder / "cut", folder / "fp16"]
-    subprocess.run(list(map(str, command)), check=True)
-    random = np.random.default_rng(0)
-    for name in ("calibration", "evaluation"):
-        ids = random.integers(10, 2000, 200).tolist()
-        (folder / f"{name}.json").write_text(json.dumps({"ids": ids, "context": 512, "text_sha256": name}))
-    return folder
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def write(
     hashes: Mapping[str, str | None] | None = None,
     prebuilt: bool = False,
     experts: Mapping[str, Any] | None = None,
+    placement: Mapping[str, Any] | None = None,
     peak_memory_bytes: int | None = None,
 ) -> None:
     """Write the manifest, as the last file of an artifact.
@@ -77,6 +78,7 @@ def write(
         hashes: known SHA-256 of files, or None for a file that is not to be hashed.
         prebuilt: the artifact was not built by Quantmill.
         experts: for a calibrated mixture, the number of experts and those that no text reached.
+        placement: of a build on GPUs, what the tool kept on them, and the memory that it took.
         peak_memory_bytes: peak of the build, if that is not this program's peak.
     """
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
@@ -101,6 +103,7 @@ def write(
         "calibration_sha256": calibration_sha256,
         "gate": dict(gate) if gate else None,
         **({"experts": dict(experts)} if experts else {}),
+        **({"placement": dict(placement)} if placement else {}),
         "parameter_count": parameter_count,
         "weight_bytes": weight_bytes,
         "bits_per_weight": weight_bytes * 8 / parameter_count if parameter_count else None,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quantmill.build.quantizer.calibration import Calibration
-from quantmill.build.quantizer.placement import GB, Placement, Samples, choose
+from quantmill.build.quantizer.placement import GB, WHOLE, Placement, Samples, choose
 from quantmill.checkpoint import model_shape
 from quantmill.common.program import UserError
 
@@ -24,7 +24,7 @@ class GpuMemory:
     build have reserved of theirs.
     """
 
-    placement: Placement
+    placement: Placement = WHOLE
     leaner: bool = False
     gpus: int = 1
     allowed: int | None = None

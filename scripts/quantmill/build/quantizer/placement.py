@@ -85,6 +85,7 @@ def choose(
     return next(fits, possible[-1])
 
 
+WHOLE = Placement()  # of a tool without a choice
 # gptqmodel reads a layer at a time from the checkpoint and writes what it packed. Of a layer's largest matrix it holds
 # the Hessian, its factor and its inverse in float32, and three copies of the weights
 GPTQMODEL = (
@@ -104,8 +105,8 @@ LLM_COMPRESSOR = (
 )
 # AutoRound learns a number in float32 for each weight of a layer, with its gradient and what leads to it
 AUTOROUND = (
-    Placement(weights="host", batch=8, layer=34, kept=6, step=40),
-    Placement(weights="host", activations="host", batch=8, layer=30, step=40, host_kept=6),
-    Placement(weights="host", activations="host", batch=8, shared="layer", layer=30, step=40, host_kept=6),
-    Placement(weights="host", activations="host", layer=30, step=40, host_kept=6),
+    Placement(weights="host", batch=8, layer=26, kept=6, step=70),
+    Placement(weights="host", activations="host", batch=8, layer=22, step=70, host_kept=6),
+    Placement(weights="host", activations="host", batch=8, shared="layer", layer=22, step=70, host_kept=6),
+    Placement(weights="host", activations="host", layer=22, step=70, host_kept=6),
 )

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from quantmill.build import check_parameters, finish, parser
 from quantmill.build.quantizer import calibration, gpu_memory, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.build.quantizer.gpu_memory import GpuMemory
-from quantmill.build.quantizer.placement import Placement
+from quantmill.build.quantizer.placement import WHOLE, Placement
 from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
 from quantmill.checkpoint.conversion import drop_tied
 from quantmill.checkpoint.copying import copy
@@ -47,8 +47,8 @@ class BuildTask:
     """A tool's task: quantize `src` as `parameters` say, and save to `saved`.
 
     calibration: without samples for a format that has none. resume: a folder for the tool's progress, which a job
-    finds again after it was killed. gpu: what may be on the GPU, or on several. facts: the manifest's `tool` and
-    `tool_version`, which a program with a choice of tools sets.
+    finds again after it was killed. facts: the manifest's `tool` and `tool_version`, which a program with a choice of
+    tools sets. gpu: what may be on the GPU, or on several.
     """
 
     src: Path
@@ -58,8 +58,8 @@ class BuildTask:
     calibration: Calibration
     device: str
     dtype: torch.dtype
-    gpu: GpuMemory
     facts: dict[str, Any]
+    gpu: GpuMemory = field(default_factory=GpuMemory)
 
     def sample_inputs(self) -> list[dict[str, torch.Tensor]]:
         """Return the calibration samples as a model takes them; [1, length] each."""
@@ -96,7 +96,7 @@ class Tool:
     group_size: str | None = None
     calibrated: bool | Callable[[Mapping[str, Any]], bool] = True
     cast: Cast = in_float16
-    placements: tuple[Placement, ...] = (Placement(),)
+    placements: tuple[Placement, ...] = (WHOLE,)
 
     def build(self) -> None:
         """Read the program's arguments, quantize, and write the artifact.
@@ -134,7 +134,7 @@ class Tool:
             dtype = torch.float32 if options.device == "cpu" else torch.float16
             mixture = bool(samples.samples) and is_mixture(of_text(source.config()))
             experts = count_experts(options, saved) if mixture else None
-            task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, gpu, facts)
+            task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, facts, gpu)
             try:
                 self.quantize(task)
             except Exception as error:  # whatever transformers and the tools raise for models that they do not know
