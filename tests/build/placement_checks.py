@@ -107,5 +107,6 @@ with contextlib.redirect_stdout(sys.stderr):
         "little": with_a_gpu(folder / "fp16", 5 * GB, 8, whole, layers),
         "tight": with_a_gpu(folder / "fp16", 70 * GB, 0.31, whole, layers),
         "none": with_a_gpu(folder / "fp16", 70 * GB, 0.001, whole, layers),
+        "no choice": with_a_gpu(folder / "fp16", 70 * GB, None),
     }
 print(json.dumps(facts))

@@ -111,8 +111,12 @@ def test_a_limit_holds_for_this_process_and_decides(facts: dict[str, Any]) -> No
 @pytest.mark.slow
 def test_what_does_not_fit_is_one_line(facts: dict[str, Any]) -> None:
     assert "tool holds a layer at a time on the GPU" in facts["gpu"]["none"]
-    assert facts["gpu"]["none"].endswith("take a GPU with more memory, or raise quantizers.gpu_memory_gb")
+    assert facts["gpu"]["none"].endswith("take a GPU with more free memory, or raise quantizers.gpu_memory_gb")
     memory, other = facts["gpu"]["tight"]["errors"]
     assert memory.startswith("needs more than the 0.3 GB that it may use of a GPU, with a layer at a time on the GPU")
     assert other == ("cannot quantize it with a layer at a time on the GPU, activations on the host (KeyError: 'x')")
-    assert facts["gpu"]["free"]["errors"][1] == "cannot quantize it (KeyError: 'x')"
+    memory, other = facts["gpu"]["free"]["errors"]
+    assert memory.endswith("; take a GPU with more free memory")  # no limit was set that could be raised
+    assert other == "cannot quantize it (KeyError: 'x')"
+    # of a tool without a choice nothing is known: its own words stand
+    assert facts["gpu"]["no choice"]["errors"][0] == "cannot quantize it (CUDA out of memory. Tried)"

@@ -248,3 +248,16 @@ def test_what_this_machine_has(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"formats: only-gpu does not run on device cpu; leave it out"):
         complete(config, SCHEMA, replace(here, device="cpu"))
     assert complete(config, SCHEMA, replace(here, device="auto"))["device"] == "auto"
+
+
+def test_gpus_of_quantizers_are_those_that_jobs_may_use() -> None:
+    config = {"models": {"demo": {"source": "demo"}}, "formats": ["fp16"], "quantizers": {"gpus": 2}}
+    here = replace(REGISTRY, device="cuda", gpus=2)
+    assert complete(config, SCHEMA, here)["quantizers"] == {"gpus": 2}
+    with pytest.raises(ConfigError, match=r"quantizers.gpus: 2, and jobs may use 1; run with --resources gpu=2 hub=2"):
+        complete(config, SCHEMA, replace(here, gpus=1))
+    with pytest.raises(ConfigError, match=r"quantizers.gpus: 2, and the device is cpu; leave gpus out"):
+        complete(config, SCHEMA, replace(here, device="cpu"))
+    for given, error in (({"gpu_memory_gb": 0}, "quantizers.gpu_memory_gb"), ({"gpu": 2}, "unknown key 'gpu'")):
+        with pytest.raises(ConfigError, match=error):
+            complete(config | {"quantizers": given}, SCHEMA, here)

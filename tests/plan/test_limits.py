@@ -14,8 +14,8 @@ import pytest
 from conftest import REPO, RUN
 from recorded_rows import ENGINES, ROWS, device_of, jobs_of, of_file, of_row
 
-from quantmill.plan.jobs import LEAST, SMALL, SNAKEMAKE, job_mb
-from quantmill.plan.resources import MB
+from quantmill.plan.jobs import LEAST, SMALL, SNAKEMAKE, Resources, job_mb
+from quantmill.plan.resources import H200, MB, Machine
 
 
 def write_tokens(root: Path, prompts: int) -> None:
@@ -77,6 +77,43 @@ def test_a_run_of_several_gpus_asks_for_them(checkout: Callable[[], Path]) -> No
     no_card = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     job = subprocess.run([*command, *node], cwd=root, capture_output=True, text=True, env=no_card)
     assert job.returncode == 0, job.stderr
+
+
+def test_a_build_chooses_by_the_memory_of_a_gpu() -> None:
+    """Of a 7B, 128 samples of 2,048 tokens: gptqmodel keeps 4 bytes of each token's 4,096 numbers, 4.3 GB."""
+    model, kept = of_file("config/examples/llama-2-7b.json"), 128 * 2048 * 4096 * 4 / MB
+    calibration = {"samples": 128, "sequence_length": 2048}
+
+    def build(device: str, machine: Machine | None = None, format: str = "gptq-int4", **words: float) -> Resources:
+        jobs = jobs_of(device, machine, calibration=calibration, quantizers={"gpus": 1} | words)
+        return jobs.build(format, ENGINES[format], model, gated=False)
+
+    assert build("cpu").gpu_mb == 0
+    free, limited, unknown = build("cuda", H200), build("cuda", H200, gpu_memory_gb=6), build("cuda")
+    assert free.gpu_mb - limited.gpu_mb == pytest.approx(kept, abs=1)
+    assert limited.gpu_mb < 6000 < free.gpu_mb
+    assert limited.mb - free.mb == pytest.approx(kept, abs=1)
+    assert build("cuda", replace(H200, gpu_memory=6 * 10**9)) == limited  # of a GPU without more
+    assert unknown.mb == limited.mb  # which it may turn out to need
+    assert free.gpu_mb - build("cuda", H200, gpus=2).gpu_mb == pytest.approx(kept / 2, abs=1)
+    whole, layers = (build("cuda", H200, "ct-w4a16", **words) for words in ({}, {"gpu_memory_gb": 6}))
+    assert whole.gpu_mb > 2 * model.parameters / MB > 6000 > layers.gpu_mb
+    assert build("cuda", H200, "bnb-nf4").gpu_mb == 0  # which has no choice
+
+
+def test_a_program_gets_the_gpus_that_it_can_use(checkout: Callable[[], Path]) -> None:
+    root = checkout()
+    study = "models: {demo: {source: demo}}\nformats: [fp16, gptq-int4, awq-int4, ct-fp8, ct-w8a8]\ndevice: cuda\n"
+    (root / "study.yaml").write_text(study + "quantizers: {gpus: 2, gpu_memory_gb: 6}\n")
+    command = [REPO / ".venv/bin/snakemake", "--dry-run", "--printshellcmds", "--configfile", "study.yaml"]
+    planned = subprocess.run([*command, "--resources", "gpu=2"], cwd=root, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+    jobs = re.findall(r"^rule artifact:$.*?resources: .*?gpu=(\d).*?build\.(\w+) (.*?)$", planned.stdout, re.M | re.S)
+    asked = {re.search(r"--format=(\S+)", words)[1]: (gpus, words) for gpus, _, words in jobs}
+    flags = {name: re.findall(r"--gpu\S+", words) for name, (_, words) in asked.items() if name != "fp16"}
+    both, one = ["--gpus=2", "--gpu-memory-gb=6.0"], ["--gpu-memory-gb=6.0"]
+    assert flags == {"gptq-int4": both, "ct-w8a8": both, "ct-fp8": one, "awq-int4": []}
+    assert {name for name, (gpus, _) in asked.items() if gpus == "2"} == {"gptq-int4", "ct-w8a8"}
 
 
 def test_snakemake_takes_what_jobs_ask_for_it(checkout: Callable[[], Path]) -> None:

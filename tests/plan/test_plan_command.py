@@ -134,6 +134,11 @@ interpreters: {vllm: /bin/true}
         result = plan("study.yaml", "--disk", "1")
         assert result.returncode == 0, result.stderr
         assert f"GPUs of the largest job: {line}\n" in result.stdout
+    several = study.replace("formats: [fp16]\ndevice", "formats: [fp16, gptq-int4]\nquantizers: {gpus: 8}\ndevice")
+    (plan.root / "study.yaml").write_text(several % ("cuda", 1))
+    result = plan("study.yaml", "--disk", "1")
+    assert "GPUs of the largest job: 8 (m/gptq-int4); run with --resources gpu=8 hub=2\n" in result.stdout
+    assert re.search(r"^GPU memory of the largest build: \d+ MB \(m/gptq-int4\)$", result.stdout, re.M)
     (plan.root / "study.yaml").write_text(study % ("cuda", 8))
     assert plan("study.yaml").stderr.startswith("error: config error: runs.tp: tensor_parallel_size 8 does not fit m's")
 

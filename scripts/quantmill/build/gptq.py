@@ -28,7 +28,7 @@ def quantize(task: BuildTask) -> None:
     )
     model = gptqmodel.GPTQModel.load(str(task.src), config, dtype=task.dtype)
     # Another GPU may resume: the folder's name has all that matters of it (`resume_folder`). Each save writes the
-    # activations of all samples and hashes all saves before, which takes as long as a layer of a 7B on a GPU.
+    # activations of all samples and hashes all saves before: docs/FOOTGUNS.md has the seconds.
     interval = "layer:1" if task.device == "cpu" else "layer:16"
     progress = CheckpointConfig(path=task.resume, strict_device_check=False, interval=interval)
     resume = progress if model.model.config.model_type in RESUMABLE else None

@@ -55,15 +55,9 @@ def count() -> int:
 
 @functools.cache
 def total_bytes() -> int:
-    """Return the memory of the first GPU that this process sees."""
-    driver, device, size = _driver(), ctypes.c_int(), ctypes.c_size_t()
-    _call(driver.cuInit, 0)
-    _call(driver.cuDeviceGet, ctypes.byref(device), 0)
-    _call(driver.cuDeviceTotalMem_v2, ctypes.byref(size), device)
-    return size.value
-def least_memory() -> int:
-    """Return the bytes of the smallest GPU that this process sees; CUDA must be initialised."""
+    """Return the memory of the smallest GPU that this process sees."""
     driver, sizes = _driver(), []
+    _call(driver.cuInit, 0)
     for number in range(count()):
         device, size = ctypes.c_int(), ctypes.c_size_t()
         _call(driver.cuDeviceGet, ctypes.byref(device), number)

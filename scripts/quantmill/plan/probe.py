@@ -29,7 +29,7 @@ def measure(device: str, torch_python: Path) -> tuple[Machine, str]:
     if devices.cuda.why_missing():
         return H200, ", as on an NVIDIA H200: no GPU is here"
     bandwidth = devices.cuda.copy_bandwidth() / devices.cuda.count()
-    memory = devices.cuda.least_memory()
+    memory = devices.cuda.total_bytes()
     if torch_python.is_file():
         ran = run_child([torch_python, "-P", "-c", PRODUCT], stdout=subprocess.PIPE)
         if not ran.returncode:

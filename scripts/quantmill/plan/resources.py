@@ -31,9 +31,8 @@ class Machine:
 
 # For limits of time: few machines are slower, and files are on a slow network
 SLOW = {"cpu": Machine(50e9, 4e9, 50e6), "cuda": Machine(40e12, 200e9, 50e6)}
-H200 = Machine(
-    760e12, 4.2e12, gpu_memory=140 * 10**9
-)  # as plan.probe measures it; for plans on a machine without a GPU
+# As plan.probe measures it; for plans on a machine without a GPU
+H200 = Machine(760e12, 4.2e12, gpu_memory=140 * 10**9)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from quantmill.build.quantizer.program import BuildTask
 def load_gptqmodel(task: BuildTask) -> ModuleType:
     """Import gptqmodel. Importing starts CUDA, so it waits until this job holds a GPU."""
     # Read at import. Its guess is wrong on machines with two cores; kernel sources must not come from the network.
-    # With a GPU these threads pack finished layers, which takes longer than the GPU takes for the next one
+    # With a GPU these threads pack finished layers, which takes 200 s of one thread for a 7B (docs/FOOTGUNS.md)
     workers = 2 if task.device == "cpu" else max(2, torch.get_num_threads())
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(workers))
     os.environ.setdefault("GPTQMODEL_OFFLINE", "1")

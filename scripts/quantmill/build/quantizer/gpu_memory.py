@@ -20,29 +20,32 @@ from quantmill.common.program import UserError
 class GpuMemory:
     """The placement of a build, the GPUs that it uses, and the bytes that it may use of each; None on a CPU.
 
-    leaner: whether faster placements do not fit. predicted: bytes of each GPU. peaks: bytes that other processes of the
-    build have reserved of theirs.
+    leaner: whether faster placements do not fit. limited: whether the user set a limit. predicted: bytes of
+    each GPU. peaks: bytes that other processes of the build have reserved of theirs.
     """
 
     placement: Placement = WHOLE
     leaner: bool = False
     gpus: int = 1
     allowed: int | None = None
+    limited: bool = False
     predicted: int = 0
     peaks: list[int] = field(default_factory=list)
 
     def enforce(self) -> None:
-        """Have torch refuse this process more than it may use. Other processes of the GPU are not concerned."""
+        """Have torch refuse this process more than the user allows. Other processes of the GPU are not concerned."""
+        if not self.limited or self.allowed is None:
+            return
         for gpu in range(torch.cuda.device_count()):
             total = torch.cuda.get_device_properties(gpu).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, (self.allowed or total) / total), gpu)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self.allowed / total), gpu)
 
     def explain(self, error: str) -> str:
         """Return why a tool failed, in words that follow its name."""
         if self.allowed is not None and "out of memory" in error:
             return (
                 f"needs more than the {self.allowed / GB:.1f} GB that it may use of a GPU, with {self.placement}; "
-                "take a GPU with more memory, or raise quantizers.gpu_memory_gb"
+                f"{remedy(self.limited)}"
             )
         return f"cannot quantize it{f' with {self.placement}' if self.leaner else ''} ({error})"
 
@@ -72,11 +75,11 @@ def prepare(tool: str, placements: Sequence[Placement], options: argparse.Namesp
 
     On a CPU the first placement holds. Raises `UserError` if the weights alone exceed the memory.
     """
-    if options.device == "cpu":
-        return GpuMemory(placements[0])
-    allowed = min(torch.cuda.mem_get_info(gpu)[0] for gpu in range(options.gpus))
-    if options.gpu_memory_gb is not None:
-        allowed = min(allowed, int(options.gpu_memory_gb * GB))
+    if options.device == "cpu" or not placements:
+        return GpuMemory(placements[0] if placements else WHOLE)
+    free = min(torch.cuda.mem_get_info(gpu)[0] for gpu in range(options.gpus))
+    limited = options.gpu_memory_gb is not None
+    allowed = min(free, int(options.gpu_memory_gb * GB)) if limited else free
     model, available = model_shape.of_folder(options.src), options.gpus if samples.samples else 1
     given = Samples(sum(map(len, samples.samples)), samples.sequence_length)
     placement = choose(placements, model, given, allowed, available)
@@ -84,13 +87,18 @@ def prepare(tool: str, placements: Sequence[Placement], options: argparse.Namesp
     if least > allowed:
         raise UserError(
             f"{options.src}: {tool} holds {placement}, whose weights take {least / GB:.1f} GB, and it may use "
-            f"{allowed / GB:.1f} GB of a GPU; take a GPU with more memory, or raise quantizers.gpu_memory_gb"
+            f"{allowed / GB:.1f} GB of a GPU; {remedy(limited)}"
         )
     predicted = placement.gpu_bytes(model, given, available)
-    gpu = GpuMemory(placement, placement != placements[0], placement.gpus(available), allowed, predicted)
-    if options.gpu_memory_gb is not None:
-        gpu.enforce()
+    leaner = placement != placements[0]
+    gpu = GpuMemory(placement, leaner, placement.gpus(available), allowed, limited, predicted)
+    gpu.enforce()
     return gpu
+
+
+def remedy(limited: bool) -> str:
+    """Return what a user can do about too little memory."""
+    return f"take a GPU with more free memory{', or raise quantizers.gpu_memory_gb' if limited else ''}"
 
 
 def peak() -> int:

@@ -22,7 +22,7 @@ from quantmill.build import check_parameters, finish, parser
 from quantmill.build.quantizer import calibration, gpu_memory, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.build.quantizer.gpu_memory import GpuMemory
-from quantmill.build.quantizer.placement import WHOLE, Placement
+from quantmill.build.quantizer.placement import Placement
 from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
 from quantmill.checkpoint.conversion import drop_tied
 from quantmill.checkpoint.copying import copy
@@ -86,7 +86,8 @@ class Tool:
 
     name: of its package. quantize: calls it. parameters, optional: their names, in its own words. group_size: the
     parameter that may be `auto`. calibrated: whether it calibrates, by the parameters where that differs. cast: which
-    floating-point tensors are stored in float16, by the parameters. placements: the fastest first.
+    floating-point tensors are stored in float16, by the parameters. placements: the fastest first; none if it has no
+    choice of what it keeps on the GPU.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Tool:
     group_size: str | None = None
     calibrated: bool | Callable[[Mapping[str, Any]], bool] = True
     cast: Cast = in_float16
-    placements: tuple[Placement, ...] = (WHOLE,)
+    placements: tuple[Placement, ...] = ()
 
     def build(self) -> None:
         """Read the program's arguments, quantize, and write the artifact.
@@ -104,7 +105,8 @@ class Tool:
         Raises `UserError` where a parameter or the calibration does not fit, and for whatever the tool raises.
         """
         arguments = parser(sys.modules[self.quantize.__module__].__doc__ or "")
-        gpu_memory.add_arguments(arguments)
+        if self.placements:
+            gpu_memory.add_arguments(arguments)
         if self.calibrated is not False:
             calibration.add_arguments(arguments, required=self.calibrated is True)
         options = arguments.parse_args()
@@ -120,7 +122,7 @@ class Tool:
             flags = "--calibration, --evaluation, --samples and --sequence-length"
             raise UserError(f"{options.dst}: {self.name} calibrates it; name {flags}")
         samples = calibration.of_options(options) if calibrated else calibration.NONE
-        options.device = devices.resolve(options.device, gpus=options.gpus)
+        options.device = devices.resolve(options.device, gpus=options.gpus if self.placements else 1)
         torch.manual_seed(options.seed)
         # torch's default is one thread a physical core; other numbers of threads add in another order
         torch.set_num_threads(options.threads)
@@ -145,7 +147,7 @@ class Tool:
             gc.collect()  # models are reference cycles, and the gate needs the GPU's memory
             if options.device == "cuda":
                 torch.cuda.empty_cache()
-                facts["placement"] = gpu.facts()
+                facts |= {"placement": gpu.facts()} if self.placements else {}
             write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, parameters), experts)
         shutil.rmtree(resume, ignore_errors=True)
 
