@@ -49,7 +49,7 @@ rule download:
     priority: 10
     resources:
         hub=1,
-        mem_mb=memory(jobs.DOWNLOADING),
+        mem_mb=memory(jobs.DECODING),  # of a source in low bits, which no file says yet
     params:
         program=program("fetch.model"),
         python=python("tools"),

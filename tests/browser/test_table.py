@@ -110,7 +110,7 @@ def test_a_row_shows_its_warnings_gate_and_group_size(tmp_path: Path, visit: Vis
         f"not checked against its own weights: no {HOSTILE}",
         "falls into a loop after 5 of 5 prompts, reference after 1 (95% interval of the difference +2% to +96%)",
     ]
-    expect(page.locator("#habits")).to_have_text(
+    expect(page.locator("#notes")).to_have_text(
         "A habit of m: decoded greedily, reference falls into a loop after 1 of 5 prompts. A format is marked only if "
         "it does so significantly more often."
     )

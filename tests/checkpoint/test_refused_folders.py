@@ -159,23 +159,6 @@ def test_more_tensors_than_a_bin_can_name(hostile_model: Path, tmp_path: Path, r
     assert result.memory < MEMORY
 
 
-@pytest.mark.parametrize(
-    ("config", "method"),
-    [
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"text_config": {"quantization_config": {"quant_method": "gptq"}}}, "gptq"),
-        ({"quantization_config": ["hostile"]}, "by an unknown method"),
-        ({"quantization_config": None, "text_config": ["hostile"]}, None),
-    ],
-)
-def test_quantized_weights_cannot_be_a_source(config: dict, method: str | None) -> None:
-    if method is None:
-        shards.refuse_quantized(Path("m"), config)
-        return
-    with pytest.raises(UserError, match=rf"m: its weights are quantized \({method}\)"):
-        shards.refuse_quantized(Path("m"), config)
-
-
 def test_a_models_programs_are_not_carried_along(tmp_path: Path) -> None:
     safetensors_with(tmp_path / "model.safetensors", ONE, b"12345678")
     for name in ("config.json", "tokenizer.json", "modeling_evil.py"):

@@ -1,16 +1,20 @@
 """scripts/quantmill/fetch/model.py with the real huggingface_hub client against a hub on this machine."""
 
+import hashlib
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import REPO
 from hub_server import Fault, Hub, Repository, serve
+from model_folders import demo_in_float8
 from program_fixtures import Result
 
+from quantmill.checkpoint import shards
 from quantmill.checkpoint.selection import select
 from quantmill.common import manifest
 from quantmill.common.program import UserError
@@ -154,11 +158,31 @@ def test_shards_that_are_named_after_the_whole_file() -> None:
 
 def test_quantized_weights_are_refused_before_they_are_fetched(hub: Hub, download: Download, tmp_path: Path) -> None:
     repository = hub.repositories[f"models/{NAME}"]
-    config = json.loads(repository.files["config.json"]) | {"quantization_config": {"quant_method": "fp8"}}
+    config = json.loads(repository.files["config.json"]) | {"quantization_config": {"quant_method": "gptq"}}
     repository.files["config.json"] = json.dumps(config).encode()
     said = refusal(download(), tmp_path / "out")
-    assert said == f"error: {NAME}: its weights are quantized (fp8); name a model with the original weights"
+    assert said == f"error: {NAME}: its weights are quantized (gptq); name a model with the original weights"
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.stat().st_size > 10**6]
+
+
+def test_weights_in_float8_are_decoded(hub: Hub, download: Download, tmp_path: Path) -> None:
+    """The manifest has the hashes of the hub's files. Another file of weights in the cache changes nothing."""
+    repository = hub.repositories[f"models/{NAME}"] = Repository.of(demo_in_float8(tmp_path / "published"))
+    assert download().returncode == 0
+    shutil.rmtree(tmp_path / "out")
+    (snapshot,) = (tmp_path / "home/hub/models--acme--tiny/snapshots").iterdir()
+    (snapshot / "model-00001-of-00002.safetensors").write_bytes(b"of another tool")
+    result = download()
+    assert result.returncode == 0, result.stderr
+    source = manifest.read_checked(tmp_path / "out")["source"]
+    weights = {"model.safetensors": repository.files["model.safetensors"]}
+    assert source["sha256"] == {name: hashlib.sha256(content).hexdigest() for name, content in weights.items()}
+    assert (source["hub"], source["commit"], source["decoded"]["layout"]) == (NAME, repository.commit, "fp8")
+    found = shards.find(tmp_path / "out")
+    assert {tensor.dtype for tensor in found.tensors().values()} == {"F16"}  # the demo's
+    assert found.tensors().keys() == shards.find(REPO / "demo").tensors().keys()
+    assert "quantization_config" not in found.config()
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == repository.files["tokenizer.json"]
 
 
 @pytest.mark.parametrize("file", ["pytorch_model-00001-of-00003.bin", "tokenizer.json"])

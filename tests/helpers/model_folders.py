@@ -1,6 +1,8 @@
-"""Small models' folders, each in one call: a Llama, a GPT-2 and a mixture, with whatever is to be wrong in them."""
+"""Small models' folders, each in one call: a Llama, a GPT-2 and a mixture, with whatever is to be wrong in them, and
+the demo in float8."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,11 @@ from typing import Any
 import numpy as np
 from weight_files import save_file
 
+from quantmill import layouts
+from quantmill.checkpoint import shards
+
+DEMO = Path(__file__).parents[2] / "demo"
+BLOCK = 128
 VOCAB, HIDDEN, INNER, LAYERS, EXPERTS = 48, 16, 24, 3, 4
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,4 +79,40 @@ def write(folder: Path, config: Mapping[str, Any] = LLAMA, tensors: Tensors | No
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(llama() if tensors is None else tensors, folder / "model.safetensors")
+    return folder
+
+
+def float8_levels() -> np.ndarray:
+    """Return the values of e4m3 without a sign, by their bytes: three bits of mantissa, a bias of seven."""
+    exponent, mantissa = np.divmod(np.arange(127), 8)
+    return np.where(exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa * 2.0**-9)
+
+
+def in_float8(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a matrix in float8, as bytes, and its float32 scales, of blocks of 128; the last ones are cut."""
+    rows, columns = (-(-side // BLOCK) for side in weights.shape)
+    padded = np.zeros((rows * BLOCK, columns * BLOCK))
+    padded[: weights.shape[0], : weights.shape[1]] = weights
+    scales = (np.abs(padded).reshape(rows, BLOCK, columns, BLOCK).max((1, 3)) / 448).astype(np.float32)
+    whole = np.kron(scales, np.ones((BLOCK, BLOCK)))[: weights.shape[0], : weights.shape[1]]
+    levels = float8_levels()
+    codes = np.searchsorted((levels[1:] + levels[:-1]) / 2, np.abs(weights) / whole)
+    return (codes + 128 * (weights < 0)).astype(np.uint8), scales
+
+
+def demo_in_float8(folder: Path) -> Path:
+    """Write the demo with its linear layers in float8, as DeepSeek and Qwen publish theirs."""
+    folder.mkdir()
+    tensors: Tensors = {}
+    for name, tensor in shards.find(DEMO).tensors().items():
+        tensors[name] = layouts.array(tensor)
+        if name.endswith("_proj.weight"):
+            codes, tensors[f"{name}_scale_inv"] = in_float8(tensors[name].astype(np.float64))
+            tensors[name] = codes.view(bool)
+    save_file(tensors, folder / "model.safetensors")
+    words = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    config = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": words}
+    (folder / "config.json").write_text(json.dumps(config))
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(DEMO / file, folder)
     return folder

@@ -73,6 +73,46 @@ def test_int8_and_float8_by_row(plain: Checkpoint, tmp_path: Path) -> None:
     check(compressed_tensors.read(folder, plain), plain, VALUE(keys) * ROWS)
 
 
+def zero_points(groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return zero points of each row's groups, and as they are stored: those of eight rows a word."""
+    found = random.integers(0, 16, (OUTPUTS, groups))
+    word = sum(found[row].astype(np.uint32) << np.uint32(4 * row) for row in range(OUTPUTS))
+    return found, word.view(np.int32)[None]
+
+
+@pytest.mark.parametrize(("strategy", "groups"), [("group", 2), ("channel", 1)])
+def test_int4_with_zero_points(plain: Checkpoint, tmp_path: Path, strategy: str, groups: int) -> None:
+    zeros, stored = zero_points(groups)
+    packed = sum(NIBBLES[:, place::8].astype(np.uint32) << np.uint32(4 * place) for place in range(8))
+    scales = random.uniform(0.001, 0.1, (OUTPUTS, groups)).astype(np.float32)
+    size = 8 if strategy == "group" else None
+    config = words("pack-quantized", group=size, strategy=strategy, symmetric=False)
+    parts = {"weight_packed": packed.view(np.int32), "weight_scale": scales, "weight_zero_point": stored}
+    assert compressed_tensors.packed_shapes(config, (OUTPUTS, INPUTS)) == {
+        name: value.shape for name, value in parts.items()
+    }
+    of_input = np.arange(INPUTS) * groups // INPUTS
+    expected = (NIBBLES - zeros[:, of_input]) * scales[:, of_input].astype(float)
+    check(compressed_tensors.read(artifact(tmp_path / "ct", config, **parts), plain), plain, expected)
+
+
+def test_int8_in_words(plain: Checkpoint, tmp_path: Path) -> None:
+    numbers = (BYTES.astype(int) + 128).astype(np.uint8)
+    config = words("pack-quantized", bits=8, strategy="channel")
+    folder = artifact(tmp_path / "ct", config, weight_packed=numbers.view(np.int32), weight_scale=ROWS)
+    check(compressed_tensors.read(folder, plain), plain, BYTES * ROWS)
+
+
+@pytest.mark.parametrize(("strategy", "shape"), [("tensor", (1,)), ("block", (2, 4))])
+def test_float8_by_tensor_and_block(plain: Checkpoint, tmp_path: Path, strategy: str, shape: tuple[int, ...]) -> None:
+    keys, scales = random.choice([*E4M3], (OUTPUTS, INPUTS)), random.uniform(0.01, 1, shape).astype(np.float32)
+    config = words("float-quantized", bits=8, strategy=strategy, block_structure=[4, 4])
+    assert compressed_tensors.packed_shapes(config, (OUTPUTS, INPUTS))["weight_scale"] == shape
+    folder = artifact(tmp_path / "fp8", config, weight=float8(keys), weight_scale=scales)
+    each = np.kron(scales, np.ones((4, 4))) if strategy == "block" else scales
+    check(compressed_tensors.read(folder, plain), plain, VALUE(keys) * each)
+
+
 def test_nvfp4(plain: Checkpoint, tmp_path: Path) -> None:
     keys = random.choice([0x08, 0x38, 0x3C, 0x7E], (OUTPUTS, 2))
     whole = np.array([1234.5], np.float32)

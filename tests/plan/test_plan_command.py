@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 from hub_server import Repository, serve
+from model_folders import demo_in_float8
 from recorded_rows import jobs_of, of_file
 
 from quantmill.common.atomic import can_clone
-from quantmill.plan.jobs import HARNESS, UNKNOWN_MINUTES, Jobs
+from quantmill.plan.jobs import DECODING, HARNESS, UNKNOWN_MINUTES, Jobs, job_mb
 
 
 @pytest.fixture
@@ -81,6 +82,36 @@ def test_copies_are_counted_and_shared_bytes_are_not(plan: Callable, tmp_path: P
     disk = {name: re.search(rf"^m +{name} +(\S+ \S+)", said, re.M)[1] for name in names}
     copied = "0.0 MB" if can_clone(plan.root) else "4.0 MB"
     assert disk == {"source": copied, "safetensors": "0.0 MB", "fp16": "0.0 MB", "theirs": copied}
+
+
+def test_a_source_in_low_bits_is_planned_as_it_is_decoded(plan: Callable, tmp_path: Path) -> None:
+    """The demo's 5.9 million weights take two bytes each on the disk, and one in float8 on the hub."""
+    folder = demo_in_float8(tmp_path / "m")
+    with serve() as hub:
+        repository = hub.repositories["models/acme/m"] = Repository.of(folder)
+        sources = {"local": {"path": str(folder)}, "hub": {"hub": "acme/m"}}
+        models = {name: {"source": source} for name, source in sources.items()}
+        (plan.root / "study.yaml").write_text(json.dumps({"models": models, "formats": ["fp16"]}))
+        said = plan("study.yaml", "--disk", "10", HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.endpoint)
+    assert said.returncode == 0, said.stderr
+    wanted = sum(len(data) for name, data in repository.files.items() if name != "config.json") / 1e6
+    assert 6.5 < wanted < 7.5
+    assert re.search(r"^local +5,869,312 +11\.7 MB +0\.0 MB$", said.stdout, re.M)
+    assert re.search(rf"^hub +5,869,312 +11\.7 MB +{wanted:.1f} MB$", said.stdout, re.M)
+    for name in sources:
+        assert re.search(rf"^{name} +source +11\.7 MB +{job_mb(DECODING)} MB ", said.stdout, re.M)
+        assert re.search(rf"^{name} +safetensors +0\.0 MB ", said.stdout, re.M)
+        assert re.search(rf"^{name} +fp16 +0\.0 MB ", said.stdout, re.M)  # the demo's float16 stays
+
+
+def test_a_source_that_cannot_be_decoded_is_one_line(plan: Callable, tmp_path: Path) -> None:
+    folder = demo_in_float8(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "awq"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (plan.root / "study.yaml").write_text(json.dumps({"models": {"m": {"source": {"path": str(folder)}}}}))
+    result = plan("study.yaml")
+    line = f"error: {folder}: its weights are quantized (awq); name a model with the original weights"
+    assert (result.returncode, result.stderr.splitlines()) == (1, [line])
 
 
 def test_a_mistake_in_the_config_is_one_line(plan: Callable) -> None:

@@ -49,6 +49,17 @@ def test_the_card_has_measurements_and_the_build_command(study: Study) -> None:
             assert f"| `{name}` | {words['bytes']} | `{words['sha256']}` |" in card
 
 
+def test_the_card_says_that_the_model_was_in_low_bits(study: Study) -> None:
+    words = {"layout": "compressed-tensors", "weights": "int4 in groups of 128, with zero points", "dtype": "bfloat16"}
+    decoded = words | {"tensors": 168}
+    study.build("gptq-int4", {"model.safetensors": 9}, source=SOURCE | {"decoded": decoded})
+    files = study.published("gptq-int4")
+    assert "The model was published in int4 in groups of 128, with zero points (compressed-tensors)" in files[
+        "README.md"
+    ].decode().replace("\n", " ")
+    assert json.loads(files["quantmill.json"])["source"]["decoded"] == decoded
+
+
 def test_a_disturbed_speed_is_not_a_hub_result(study: Study) -> None:
     study.row("gptq-int4")["interference"] = ["other programs took 40% of the processors' time"]
     study.write()

@@ -218,6 +218,20 @@ def test_a_row_that_loops_significantly_more_is_marked(tmp_path: Path) -> None:
     ]
 
 
+def test_a_model_in_low_bits_is_said_once(tmp_path: Path) -> None:
+    """A prebuilt artifact has another source, and rows without one say nothing."""
+    decoded = {"layout": "fp8", "weights": "float8 in blocks of 128 x 128", "dtype": "bfloat16", "tensors": 9}
+    made = {name: cell(tmp_path, name, 10, None) for name in ("reference", "other", "plain")}
+    for name in ("reference", "other"):
+        manifest(made[name], source={"decoded": decoded})
+    rows = list(collect(*made.values()).values())
+    assert caveats.low_bits(rows) == [
+        "m was published in float8 in blocks of 128 x 128 (fp8). The reference is that model, decoded to bfloat16. "
+        "Formats with a similar grid lose less of it than of weights that were never rounded."
+    ]
+    assert caveats.low_bits([row | {"prebuilt": True} for row in rows]) == []
+
+
 def test_loops_without_reference_texts_are_a_warning(tmp_path: Path) -> None:
     row = collect(outputs(cell(tmp_path, "alone", 10, None), STAYS))["alone"]
     assert row["degenerate"]["loops"][0]["reference_too"] is None

@@ -6,9 +6,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import REPO
+from model_folders import demo_in_float8, float8_levels
 from workflows import LATENCY, ONE_FORMAT, SHORT, SNAKEMAKE, check_whole, jobs, page_data, plan_jobs, rows, study
+
+from quantmill import layouts
+from quantmill.checkpoint import shards
+from quantmill.common import manifest
 
 STUDY_OPTIONS = ("--cores", "8", "--configfile", "study.yaml")
 
@@ -73,6 +79,30 @@ def test_a_local_folder_of_safetensors(root: Path, call: Callable, tools_python:
     found = check_whole(root / "artifacts/mine/fp16")
     assert found == check_whole(demo / "artifacts/demo/fp16")
     assert (root / "artifacts/mine/source/model.safetensors.index.json").exists()
+
+
+def test_a_local_folder_in_float8(root: Path, call: Callable) -> None:
+    """Its decoded weights pass the gate, and what is made of them says where they came from."""
+    published = demo_in_float8(root / "published")
+    options = study(root, "models: {mine: {source: {path: published}}}\nformats: [fp16]\n" + SHORT + LATENCY)
+    options[options.index("report")] = "artifacts/mine/fp16"
+    result = call(SNAKEMAKE, *options, cwd=root)
+    assert result.returncode == 0, result.stderr
+    made = json.loads((root / "artifacts/mine/fp16/quantmill.json").read_text())
+    said = {"layout": "fp8", "weights": "float8 in blocks of 128 x 128", "dtype": "float16", "tensors": 7 * 7}
+    assert made["source"]["decoded"] == said
+    assert made["source"]["sha256"] == {"model.safetensors": manifest.sha256(published / "model.safetensors")}
+    assert made["parameter_count"] == 5_869_312
+    assert made["bits_per_weight"] == pytest.approx(16, abs=0.02)
+    assert made["gate"]["faithful"]["divergence"] <= 1e-9
+    assert made["gate"]["reference"] == pytest.approx(made["gate"]["perplexity"], rel=1e-6)
+    stored, name = shards.find(published).tensors(), "model.layers.3.mlp.down_proj.weight"
+    codes = np.frombuffer(b"".join(map(bytes, stored[name].chunks())), np.uint8).reshape(stored[name].shape)
+    values = np.concatenate([float8_levels(), [np.nan], -float8_levels(), [np.nan]])[codes]
+    scales = np.kron(layouts.array(stored[f"{name}_scale_inv"]), np.ones((128, 128), np.float32))
+    expected = (values.astype(np.float32) * scales[: len(values), : len(values[0])]).astype(np.float16)
+    found = layouts.array(shards.find(root / "artifacts/mine/fp16").tensors()[name])
+    assert np.array_equal(found, expected)
 
 
 def test_a_missing_gpu_is_one_line(root: Path, call: Callable) -> None:

@@ -1,6 +1,6 @@
 """Read checkpoint folders: one file, or many shards with an index of the shard of each tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,6 @@ class Checkpoint:
         return self.folder / INDEXES[self.form] if self.weight_map is not None else None
 
 
-def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise `UserError` for a model whose weights are quantized already: no format can be made of them."""
-    text = config.get("text_config")
-    for each in (config, text if isinstance(text, dict) else {}):
-        if found := each.get("quantization_config"):
-            method = found.get("quant_method") if isinstance(found, dict) else None
-            method = method or "by an unknown method"
-            raise UserError(f"{folder}: its weights are quantized ({method}); name a model with the original weights")
-
-
 def read_config(path: Path) -> dict:
     """Read a model's config.json. Raises `UserError` as `read_json` does, for nesting too deep for programs that
     recurse, and for an `attribute_map`: transformers renames keys by it, so a library would see other keys than were
@@ -112,10 +102,14 @@ def _read(path: Path, limit: int, values: int) -> Any:
         raise UserError(f"{path}: not valid JSON ({error!s:.120}); download it again") from None
 
 
-def find(folder: Path) -> Checkpoint:
+def find(folder: Path, only: Collection[str] | None = None) -> Checkpoint:
     """Find the checkpoint in a folder, safetensors before .bin. Raises `UserError` if it is missing or incomplete, if
     files lie outside the folder, for a shard that the index does not name, and for an adapter next to the weights,
-    since either could be meant."""
+    since either could be meant.
+
+    Args:
+        only: names of files; others in the folder are not looked at. None: all are.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     for name in ADAPTERS:
@@ -134,6 +128,8 @@ def find(folder: Path) -> Checkpoint:
         else:
             continue
         for path in sorted(folder.iterdir()):
+            if only is not None and path.name not in only:
+                continue
             if (path == single or SHARDS[form].fullmatch(path.name)) and path not in found.files:
                 reason = f"{index.name} does not name it" if index.is_file() else f"there is {single.name} too"
                 raise UserError(f"{path}: holds weights, but {reason}; remove the one that is not the model's")

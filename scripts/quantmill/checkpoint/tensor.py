@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +81,17 @@ class Tensor:
                     read_into(file, piece)
                     yield piece
         else:
-            yield from _rechunk(self._strided_chunks())
+            yield from rechunk(self._strided_chunks())
+
+    def rows(self, first: int, last: int) -> "Tensor":
+        """Return the elements `first` to `last` of the first dimension, as a tensor of this name."""
+        start = self.start + first * self.stride[0] * DTYPE_BYTES[self.dtype]
+        return replace(self, start=start, shape=(last - first, *self.shape[1:]))
+
+    def plane(self, index: int) -> "Tensor":
+        """Return one element of the first dimension, as a tensor of this name."""
+        found = self.rows(index, index + 1)
+        return replace(found, shape=self.shape[1:], stride=self.stride[1:])
 
     def _strided_chunks(self) -> Iterator[memoryview]:
         """Yield the elements in row-major order, in blocks of at most `GATHERED` bytes."""
@@ -128,7 +138,7 @@ def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndar
     _gather(file, start + middle * stride[axis] * block.itemsize, stride, high)
 
 
-def _rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+def rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
     """Yield the same bytes, `CHUNK` at a time."""
     buffer, filled = memoryview(bytearray(CHUNK)), 0
     for piece in pieces:

@@ -3,8 +3,8 @@
     python scripts/quantmill fetch.link SRC DST --kind path
 
 SRC must hold config.json and weights (safetensors or .bin, sharded or not). It is not changed, and later changes to it
-do not reach DST. The copies are reflinks if the file system has them, which cost no disk. Files that do not belong to
-the model are left out, and the manifest names them.
+do not reach DST. The copies are reflinks if the file system has them, which cost no disk. Weights in low bits are
+decoded (quantmill.layouts.published). Files that do not belong to the model are left out, and the manifest names them.
 """
 
 from pathlib import Path
@@ -25,7 +25,6 @@ def main() -> None:
     options = arguments.parse_args()
 
     source = shards.find(options.src)
-    shards.refuse_quantized(options.src, source.config())
     headers.check(options.src / "config.json", source.config())
     files = [*source.files, *filter(None, [source.index()]), *source.others()]
     for file in files:

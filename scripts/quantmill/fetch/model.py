@@ -3,7 +3,8 @@
     python scripts/quantmill fetch.model ORGANISATION/NAME DST [--revision main]
 
 Weights come in one form, safetensors if there are any, else .bin. Files land in the hub's own cache for later runs, and
-DST gets copies: reflinks if the file system has them. The token is that of HF_TOKEN or of `hf auth login`.
+DST gets copies: reflinks if the file system has them. Weights in low bits are decoded (quantmill.layouts.published).
+The token is that of HF_TOKEN or of `hf auth login`.
 """
 
 from pathlib import Path
@@ -14,6 +15,7 @@ from quantmill.checkpoint import headers, selection, shards
 from quantmill.common.model_config import context_of
 from quantmill.common.program import UserError, parser, printable
 from quantmill.fetch import hub, write_source
+from quantmill.layouts import published
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
     names = selection.select(repository.name, repository.files)
     config = hub.fetch(repository, ["config.json"])["config.json"]  # before any weights
     words = shards.read_config(config)
-    shards.refuse_quantized(Path(repository.name), words)
+    published.scheme(repository.name, words)
     headers.check(Path(repository.name, "config.json"), words)
     context = context_of(words)
     if context is not None and context < options.most_tokens:

@@ -19,6 +19,12 @@ Optional for every layout:
 - `rounding(artifact)`: return a function of a layer's name and its input, a tensor of torch, that rounds the input as
   the engine does; None if the engine of this artifact rounds nothing.
 - `own_head(artifact)`: return whether the artifact has a head although its model ties it to the embeddings.
+
+A layout in which authors publish models, so that a source can have it, stands in `published.LAYOUTS` and has
+
+- `describe(words)`: return its numbers and scales in words. Raise `Unread` for a scheme that is not decoded.
+- `decoded(words, stored)`: return the weights that a checkpoint's tensors hold, as `decoded.Decoded` of F32. Raise
+  `UserError` for tensors that do not fit each other or the scheme. fp8.py and mxfp4.py have these two alone.
 """
 
 import importlib
@@ -52,6 +58,10 @@ def _e4m3() -> np.ndarray:
 
 
 E4M3 = _e4m3()
+E8M0 = np.append(np.exp2(np.arange(-127, 128, dtype=np.float32)), np.float32(np.nan))  # a power of two by its byte
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E2M1 = np.concatenate([E2M1, -E2M1])  # the values of four-bit floats
+BYTES = {"F8_E4M3": E4M3, "F8_E8M0": E8M0}
 
 
 class Unread(Exception):
@@ -59,11 +69,11 @@ class Unread(Exception):
 
 
 def array(tensor: Tensor) -> np.ndarray:
-    """Return a stored tensor, bfloat16 and float8 (e4m3) as float32. Raises `Unread` for a dtype that numpy does not
-    have."""
+    """Return a stored tensor, bfloat16 and float8 (e4m3, e8m0) as float32. Raises `Unread` for a dtype that numpy does
+    not have."""
     data = b"".join(map(bytes, tensor.chunks()))
-    if tensor.dtype == "F8_E4M3":
-        return E4M3[np.frombuffer(data, "u1")].reshape(tensor.shape)
+    if tensor.dtype in BYTES:
+        return BYTES[tensor.dtype][np.frombuffer(data, "u1")].reshape(tensor.shape)
     if tensor.dtype == "BF16":
         return as_float(memoryview(data), "BF16").reshape(tensor.shape)
     if tensor.dtype not in NUMPY:
@@ -118,6 +128,15 @@ class Layer:
         """Return a part as it is stored. Raises `Unread` if it is missing."""
         return find(self.stored, f"{self.name}.{part}")
 
+    def rows(self, part: str, first: int, last: int, each: int = 1) -> np.ndarray:
+        """Return the part of a layer's rows `first` to `last`, as a matrix of which a row stands for `each` rows of the
+        layer. Raises `Unread` if it is missing."""
+        found = self.tensor(part)
+        if found is None or found.numel == 1:
+            return self[part].reshape(1, 1)
+        found = found.rows(first // each, -(-last // each))
+        return array(found).reshape(found.shape[0], -1)
+
     def floats(self, part: str) -> np.ndarray:
         """Return a part as float32."""
         return self[part].astype(np.float32)
@@ -144,6 +163,30 @@ def quantization(artifact: Path) -> dict[str, Any]:
 def nibbles(words: np.ndarray) -> np.ndarray:
     """Unpack int32 [..., n] to float32 [..., n, 8]: the eight numbers of each word, the lowest bits first."""
     return ((words.view(np.uint32)[..., None] >> FOUR_BITS) & 15).astype(np.float32)
+
+
+def four_bit_floats(halves: np.ndarray) -> np.ndarray:
+    """Unpack uint8 [..., n] to float32 [..., 2 n]: two four-bit floats (e2m1) a byte, that of the lower half first."""
+    return E2M1[np.stack([halves & 15, halves >> 4], axis=-1)].reshape(*halves.shape[:-1], -1)
+
+
+def spread(
+    values: np.ndarray,
+    block: tuple[int, int],
+    shape: tuple[int, int],
+    first: int = 0,
+    of_input: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return the value of each element, float32 of `shape`, from those of the blocks [rows, columns] that share one.
+
+    Args:
+        values: [rows of blocks, columns of blocks], from the block of the matrix's row `first` on.
+        shape: of the rows of the matrix from `first` on.
+        of_input: the column of `values` of each of a row's elements, if they are not in order.
+    """
+    of_row = np.arange(first, first + shape[0]) // block[0] - first // block[0]
+    columns = np.arange(shape[1]) // block[1] if of_input is None else of_input
+    return values.astype(np.float32)[of_row][:, columns]
 
 
 def step_round(x: Any, steps: int) -> Any:

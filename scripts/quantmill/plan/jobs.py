@@ -22,6 +22,8 @@ from quantmill.report.column import limits
 SNAKEMAKE = 160  # MB of Snakemake, which runs a cluster's job: a dry run of the demo takes 138
 STREAMING = 50  # MB of a job that copies or converts bytes through a small buffer, whatever the model
 DOWNLOADING = 90  # MB, with the client of the hub
+DECODING = 300  # MB of four files of a source in low bits, written at once; MXFP4 takes 55 for each
+DECODE = 8e-9  # seconds a weight to decode one, on one core
 PUBLISHING = 300  # MB: 74 over LFS, for any files; Xet was not measured
 TOKENIZING = 350 + CUDA_BUILD  # MB of transformers and a text's tokens
 HARNESS = 1300  # MB of lm-evaluation-harness with torch: small tasks take 560, and large ones more

@@ -9,8 +9,10 @@ import huggingface_hub
 from quantmill.checkpoint import model_shape, shards
 from quantmill.checkpoint.model_shape import Shape
 from quantmill.checkpoint.selection import select
+from quantmill.checkpoint.tensor import DTYPE_BYTES
 from quantmill.common.program import UserError
 from quantmill.fetch import hub
+from quantmill.layouts import published
 from quantmill.plan.model_source import source
 
 WEIGHTS = (".safetensors", ".bin")
@@ -18,7 +20,10 @@ WEIGHTS = (".safetensors", ".bin")
 
 @dataclass(frozen=True)
 class Origin:
-    """A model's shape, bytes of its weight files, and bytes to download. None is unknown; `why` gives the reason."""
+    """A model's shape, bytes of its weights, and bytes to download. None is unknown; `why` gives the reason.
+
+    `decoded`: the weights were published in low bits. `weight_bytes` are those of the decoded weights, `dtype` theirs.
+    """
 
     shape: Shape | None
     weight_bytes: int | None
@@ -26,6 +31,7 @@ class Origin:
     dtype: str
     download: int = 0
     why: str = ""
+    decoded: bool = False
 
 
 def dtype_of(config: dict[str, Any]) -> str:
@@ -36,8 +42,10 @@ def of_folder(folder: Path) -> Origin:
     """Return the facts of a local folder."""
     found = shards.find(folder)
     config = found.config()
-    nbytes = sum(path.stat().st_size for path in found.files)
-    return Origin(model_shape.of(config) or model_shape.of_weights(nbytes), nbytes, found.form, dtype_of(config))
+    low_bits = published.read(found)
+    nbytes = low_bits.nbytes if low_bits else sum(path.stat().st_size for path in found.files)
+    shape = model_shape.of(config) or model_shape.of_weights(nbytes)
+    return Origin(shape, nbytes, found.form, dtype_of(config), decoded=low_bits is not None)
 
 
 def of_hub(name: str, revision: str) -> Origin:
@@ -46,6 +54,7 @@ def of_hub(name: str, revision: str) -> Origin:
         repository = hub.resolve(name, revision)
         files = select(name, repository.files)
         config = shards.read_json(hub.fetch(repository, ["config.json"])["config.json"])
+        low_bits = published.scheme(name, config)
     except UserError as error:
         return Origin(None, None, "safetensors", "", why=str(error))
     cached = {
@@ -55,12 +64,16 @@ def of_hub(name: str, revision: str) -> Origin:
     }
     weights = [file for file in files if file.endswith(WEIGHTS)]
     nbytes = sum(repository.files[file].size for file in weights)
+    shape = model_shape.of(config)
+    if low_bits:  # without headers, and for a model without sizes as if it had 4 bits a weight
+        nbytes = DTYPE_BYTES[published.DTYPES[published.dtype(config)]] * (shape.parameters if shape else 2 * nbytes)
     return Origin(
-        model_shape.of(config) or model_shape.of_weights(nbytes),
+        shape or model_shape.of_weights(nbytes),
         nbytes,
         "bin" if weights[0].endswith(".bin") else "safetensors",
         dtype_of(config),
         sum(repository.files[file].size for file in files if file not in cached),
+        decoded=low_bits is not None,
     )
 
 

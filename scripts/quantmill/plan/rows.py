@@ -63,15 +63,19 @@ def prebuilt_bytes(words: Mapping[str, Any]) -> int | None:
 
 def weights_rows(name: str, model: dict[str, Any], found: Origin, left: set[str], costs: Jobs) -> list[Row]:
     """Return the rows of a model's source, its list of tensors, and its safetensors, which share a source's bytes if
-    that has the same form."""
+    that has the same form. A source in low bits is written anew."""
     kind, path = source(model)
     place = Path(constants.HF_HUB_CACHE) if kind == "hub" else path
-    disk = found.weight_bytes if kind == "random" else copy_bytes(place, found.weight_bytes)
+    disk = found.weight_bytes if kind == "random" or found.decoded else copy_bytes(place, found.weight_bytes)
     mb = {"random": jobs.RANDOM_WEIGHTS, "hub": jobs.DOWNLOADING}.get(kind, jobs.STREAMING)
     copy = costs.copy(found.shape).seconds if found.shape else None
+    made = copy
+    if found.decoded:
+        mb = jobs.DECODING
+        made = copy and copy + jobs.DECODE * (found.shape.parameters if found.shape else 0)
     written = 0 if found.form == "safetensors" else found.weight_bytes
     rows = [
-        Row(name, "source", disk, jobs.job_mb(mb), (copy,)),
+        Row(name, "source", disk, jobs.job_mb(mb), (made,)),
         Row(name, "tensors.json", 0, jobs.job_mb(jobs.NAMING), (TORCH,)),
         Row(name, "safetensors", written, jobs.job_mb(jobs.STREAMING), (copy,)),
     ]

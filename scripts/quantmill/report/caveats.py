@@ -81,6 +81,20 @@ def loop_warning(row: Row, reference: str) -> str | None:
     return f"{said}, {reference} after {theirs['prompts']} (95% interval of the difference {ends})"
 
 
+def low_bits(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each model that its author published in low bits: that is the reference of its rows."""
+    found = {}
+    for row in rows:
+        said = ((row["artifact"] or {}).get("source") or {}).get("decoded")
+        if isinstance(said, dict) and not row["prebuilt"]:
+            found[row["model"]] = said
+    return [
+        f"{model} was published in {said.get('weights')} ({said.get('layout')}). The reference is that model, decoded "
+        f"to {said.get('dtype')}. Formats with a similar grid lose less of it than of weights that were never rounded."
+        for model, said in found.items()
+    ]
+
+
 def habits(rows: Sequence[Row], reference: str) -> list[str]:
     """Return a line for each model whose reference falls into loops: that is no fault of a format."""
     return [

@@ -240,7 +240,7 @@ def data(results: Results, study: Study, drawing: Drawing) -> dict[str, Any]:
         "edges": [round_figure(float(edge)) for edge in page_details.EDGES],
         "pool": pool.values,
         "differences": differences(rows),
-        "habits": caveats.habits(rows, results["config"]["reference"]),
+        "notes": caveats.low_bits(rows) + caveats.habits(rows, results["config"]["reference"]),
         "config": results["config"],
         "commit": commit(),
         "versions": {name: value_of(results, name) for name in ("schema_version", "metrics_version")},

@@ -172,7 +172,7 @@ function showTable() {
   find("sort-label").hidden = !cards;
   find("table").replaceChildren(...[cards ? null : element("thead", {}, element("tr", {}, columns.map(heading))), element("tbody", { role: cards ? "rowgroup" : null }, lines)].filter(Boolean));
   const more = lines.length < rows.length ? element("button", { type: "button", onclick: () => { unfolded = true; showTable(); } }, `show all ${rows.length}`) : null;
-  find("habits").replaceChildren(...DATA.habits.map((line) => element("p", { class: "note" }, line)));
+  find("notes").replaceChildren(...DATA.notes.map((line) => element("p", { class: "note" }, line)));
   find("table-note").replaceChildren(...[`${rows.length} of ${ROWS.length} rows. Intervals are of 95%. `, more].filter(Boolean));
   hintAtWidth();
 }
