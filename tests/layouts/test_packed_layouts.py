@@ -9,8 +9,11 @@ from test_layouts import LAYER, artifact, plain
 from weight_files import source
 
 from quantmill import layouts
+from quantmill.checkpoint import shards
 from quantmill.checkpoint.shards import Checkpoint
-from quantmill.layouts import Unread, bitsandbytes, compressed_tensors, hqq, torchao
+from quantmill.checkpoint.tensor import Tensor
+from quantmill.common.program import UserError
+from quantmill.layouts import Layer, Unread, bitsandbytes, compressed_tensors, hqq, torchao
 
 __all__ = ["plain"]  # a fixture
 NAME = f"{LAYER}.weight"
@@ -94,6 +97,20 @@ def test_int4_with_zero_points(plain: Checkpoint, tmp_path: Path, strategy: str,
     of_input = np.arange(INPUTS) * groups // INPUTS
     expected = (NIBBLES - zeros[:, of_input]) * scales[:, of_input].astype(float)
     check(compressed_tensors.read(artifact(tmp_path / "ct", config, **parts), plain), plain, expected)
+
+
+@pytest.mark.parametrize(
+    ("order", "fits"), [([1, 0] * 8, True), ([-1] * 16, True), ([0] * 16, False), ([2, 0] * 8, False)]
+)
+def test_an_order_of_inputs_fills_each_group(tmp_path: Path, order: list[int], fits: bool) -> None:
+    parts = {"weight_g_idx": np.array(order, np.int32), "weight_scale": np.ones((OUTPUTS, 2), np.float32)}
+    stored = shards.find(artifact(tmp_path / "ct", {}, **parts)).tensors()
+    layer = Layer(Tensor(NAME, "F16", (OUTPUTS, INPUTS), (INPUTS, 1), tmp_path, 0), stored)
+    if fits:
+        compressed_tensors.check(layer)
+        return
+    with pytest.raises(UserError, match=r"weight_g_idx does not put as many inputs into each of 2 groups"):
+        compressed_tensors.check(layer)
 
 
 def test_int8_in_words(plain: Checkpoint, tmp_path: Path) -> None:

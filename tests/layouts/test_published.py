@@ -158,6 +158,18 @@ def test_stacked_float8(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert_rounded(values(found, name), VALUE(stack) * np.stack(each))
 
 
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_one_scale_of_compressed_tensors(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = {f"{NAME}.weight": float8(MATRIX), f"{NAME}.weight_scale": np.full(shape, 0.3, np.float32)}
+    tensors |= {
+        f"{NAME}.input_scale": np.ones(1, np.float32),
+        "model.layers.0.self_attn.k_scale": np.ones(1, np.float32),
+    }
+    found = read(model(tmp_path / "m", words("float-quantized", bits=8, strategy="tensor"), tensors))
+    assert_rounded(values(found), VALUE(MATRIX) * np.float32(0.3))
+    assert found.tensors.keys() == {f"{NAME}.weight"}
+
+
 @pytest.mark.parametrize("piece", [decoded.PIECE, 40])
 def test_mxfp4_is_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     """Two experts of five outputs and 64 inputs, and the extremes of an exponent."""

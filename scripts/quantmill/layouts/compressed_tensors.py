@@ -194,9 +194,10 @@ def decoded_layer(words: Mapping[str, Any], name: str, sign: str, stored: Mappin
     due = packed_shapes(words, shape)
     parts = {each: part(stored, f"{name}.{each}", sign) for each in due}
     for each, shape_due in due.items():
-        check_shape(parts[each], shape_due, f"{said}, of {list(shape)}, make")
+        if shape_due != (1,) or parts[each].shape:  # a number without a dimension is one as well
+            check_shape(parts[each], shape_due, f"{said}, of {list(shape)}, make")
     layer = Layer(Tensor(f"{name}.weight", "F32", shape, row_major(shape), numbers.path, 0), stored)
-    check_groups(found, layer)
+    check_parts(found, layer)
     held = [tensor for each in ("scale", "zero_point", "shape", "g_idx") if (tensor := layer.tensor(f"weight_{each}"))]
     pieces = partial(matrix_pieces, shape, partial(rows, found, layer), 8)
     return make(layer.matrix.name, shape, [numbers, *held], parts["weight_scale"], pieces)
@@ -212,27 +213,31 @@ def whole_shape(numbers: Tensor, stored: Tensor) -> tuple[int, ...]:
     return tuple(found)
 
 
-def check_groups(found: Mapping[str, Any], layer: Layer) -> None:
+def check_parts(found: Mapping[str, Any], layer: Layer) -> None:
     """Raise `UserError` if the groups of a layer's inputs are not whole, or its zero points are of another kind."""
-    weights, inputs = found["weights"], layer.matrix.shape[1]
-    share, zeros, order = (
-        block(weights, layer.matrix.shape),
-        layer.tensor("weight_zero_point"),
-        layer.tensor("weight_g_idx"),
-    )
-    if strategy(weights) == "group" and inputs % share[1]:
-        raise UserError(f"{layer.matrix.path}: {layer.name} has {inputs} inputs, no multiple of {share[1]}; {AGAIN}")
+    weights, inputs, zeros = found["weights"], layer.matrix.shape[1], layer.tensor("weight_zero_point")
+    size = block(weights, layer.matrix.shape)[1]
+    if strategy(weights) == "group" and inputs % size:
+        raise UserError(f"{layer.matrix.path}: {layer.name} has {inputs} inputs, no multiple of {size}; {AGAIN}")
     if zeros and weights.get("symmetric") and array(zeros).any():
         raise UserError(f"{zeros.path}: {zeros.name} is not 0, and config.json says symmetric; {AGAIN}")
     if zeros and not weights.get("symmetric") and zeros.dtype != ("I32" if found["format"] == PACK else "I8"):
         raise UserError(f"{zeros.path}: {zeros.name} is {zeros.dtype}, and zero points are whole numbers; {AGAIN}")
-    if order and order.dtype in ("I32", "I64") and (array(order) != -1).any():
-        groups, counts = np.unique(array(order), return_counts=True)
-        whole = np.array_equal(groups, np.arange(inputs // share[1])) and (counts == share[1]).all()
-    else:
-        whole = not order or order.dtype in ("I32", "I64")
-    if order and (not whole or order.shape != (inputs,) or strategy(weights) != "group"):
-        raise UserError(f"{order.path}: {order.name} does not put {share[1]} inputs into each group; {AGAIN}")
+    check(layer)
+
+
+def check(layer: Layer) -> None:
+    """Raise `UserError` if the order of a layer's inputs does not fill each of its groups: readers would take scales
+    that are not there, or others than the library."""
+    order, scales, inputs = layer.tensor("weight_g_idx"), layer.tensor("weight_scale"), layer.matrix.shape[1]
+    if order is None or scales is None:
+        return
+    groups = scales.shape[1] if len(scales.shape) == 2 else 0
+    if order.dtype in ("I32", "I64") and order.shape == (inputs,) and groups:
+        named, counts = np.unique(array(order), return_counts=True)
+        if named.tolist() in ([-1], [*range(groups)]) and (counts == inputs // len(named)).all():
+            return
+    raise UserError(f"{order.path}: {order.name} does not put as many inputs into each of {groups} groups; {AGAIN}")
 
 
 def rounds_activations(artifact: Path) -> bool:
