@@ -29,7 +29,7 @@ __all__ = ["fetch", "fetch_prebuilt", "model"]  # fixtures
 ROWS = np.ones((OUTPUTS, 1), np.float32)
 BYTES = random.integers(-127, 128, (OUTPUTS, INPUTS)).astype(np.int8)
 FOUR = {"num_bits": 4, "symmetric": True, "group_size": GROUP}
-EIGHT = {"num_bits": 8, "symmetric": True}
+EIGHT = {"num_bits": 8, "symmetric": True, "strategy": "channel"}
 # layout -> what its config says, and its tensors of the layer
 OTHERS = {
     "compressed-tensors": [

@@ -22,6 +22,7 @@ sys.path.insert(0, str(REPO / "scripts"))
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import FP8BlockDequantizer  # noqa: E402
+from compressed_tensors.quantization import QuantizationArgs  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from llmcompressor import oneshot  # noqa: E402
 from llmcompressor.modifiers.quantization import QuantizationModifier  # noqa: E402
@@ -223,6 +224,9 @@ with contextlib.redirect_stdout(io.StringIO()):
     compare("ct-fp8-cache", load(work / "decoded/ct-fp8"))
     stored = load_file(work / "ct-fp8-cache/model.safetensors")
     facts["scales of the cache"] = sum(key.endswith(("k_scale", "v_scale")) for key in stored)
+    for size in (None, -1, 32):
+        said = QuantizationArgs(group_size=size)
+        facts[f"without words, {size}"] = [said.num_bits, said.type, said.symmetric, said.strategy]
     compressed("nvfp4", "NVFP4A16")
     refused = [tools, str(REPO / "scripts/quantmill"), "fetch.link", str(work / "nvfp4"), str(work / "out")]
     facts["nvfp4"] = subprocess.run(refused, capture_output=True, text=True).stderr.splitlines()

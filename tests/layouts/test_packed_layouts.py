@@ -69,10 +69,11 @@ def test_int4_in_groups(plain: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_int8_and_float8_by_row(plain: Checkpoint, tmp_path: Path) -> None:
-    folder = artifact(tmp_path / "int8", words("int-quantized", bits=8), weight=BYTES, weight_scale=ROWS)
+    by_row = {"bits": 8, "strategy": "channel"}
+    folder = artifact(tmp_path / "int8", words("int-quantized", **by_row), weight=BYTES, weight_scale=ROWS)
     check(compressed_tensors.read(folder, plain), plain, BYTES * ROWS)
     keys = random.choice([*E4M3], (OUTPUTS, INPUTS))
-    folder = artifact(tmp_path / "fp8", words("float-quantized", bits=8), weight=float8(keys), weight_scale=ROWS)
+    folder = artifact(tmp_path / "fp8", words("float-quantized", **by_row), weight=float8(keys), weight_scale=ROWS)
     check(compressed_tensors.read(folder, plain), plain, VALUE(keys) * ROWS)
 
 

@@ -14,7 +14,7 @@ from weight_files import save_file
 from quantmill import fetch, layouts
 from quantmill.checkpoint import shards
 from quantmill.common.program import UserError
-from quantmill.layouts import decoded, mxfp4, published
+from quantmill.layouts import compressed_tensors, decoded, mxfp4, published
 from quantmill.layouts.published import Published
 
 random = np.random.default_rng(5)
@@ -121,6 +121,14 @@ def test_scales_of_the_cache_are_left_out(facts: dict[str, Any]) -> None:
     assert facts["scales of the cache"] == 4
 
 
+@pytest.mark.parametrize("size", [None, -1, 32])
+def test_what_a_config_does_not_say_is_the_librarys_default(facts: dict[str, Any], size: int | None) -> None:
+    groups = {"g": {"weights": {"group_size": size}}}
+    found = compressed_tensors.scheme({"format": "pack-quantized", "config_groups": groups})["weights"]
+    said = [found["num_bits"], found["type"], found["symmetric"], found["strategy"]]
+    assert said == facts[f"without words, {size}"]
+
+
 def test_nvfp4_is_refused_in_one_line(facts: dict[str, Any]) -> None:
     line = facts["nvfp4"][-1]
     assert "its weights are quantized (compressed-tensors), and its format is 'nvfp4-pack-quantized'" in line
@@ -168,6 +176,24 @@ def test_one_scale_of_compressed_tensors(tmp_path: Path, shape: tuple[int, ...])
     found = read(model(tmp_path / "m", words("float-quantized", bits=8, strategy="tensor"), tensors))
     assert_rounded(values(found), VALUE(MATRIX) * np.float32(0.3))
     assert found.tensors.keys() == {f"{NAME}.weight"}
+
+
+@pytest.mark.parametrize(("kind", "said"), [("int", "int8"), ("float", "float8")])
+def test_the_naive_format_is_that_of_its_type(tmp_path: Path, kind: str, said: str) -> None:
+    numbers = {"int": random.integers(-128, 128, (ROWS, COLUMNS)).astype(np.int8), "float": float8(MATRIX)}[kind]
+    tensors = {f"{NAME}.weight": numbers, f"{NAME}.weight_scale": np.full(1, 0.3, np.float32)}
+    scheme = words("naive-quantized", bits=8, strategy="tensor", type=kind)
+    found = read(model(tmp_path / "m", scheme, tensors))
+    assert found.facts["weights"] == f"{said} with a scale for each tensor"
+    assert_rounded(values(found), (numbers if kind == "int" else VALUE(MATRIX)) * np.float64(np.float32(0.3)))
+
+
+def test_only_scales_of_activations_are_left_out(tmp_path: Path) -> None:
+    """Gemma 3n has a parameter whose name ends as those of layers' outputs do."""
+    kept = ("model.layers.0.altup.correct_output_scale", "model.layers.0.mlp.act.input_scale", "model.k_scale.weight")
+    gone = (f"{NAME}.input_scale", f"{NAME}.output_zero_point", f"{NAME}_activation_scale", "model.layers.0.attn.v_scale")
+    tensors = FLOAT8 | {name: np.ones(1, np.float16) for name in (*kept, *gone)}
+    assert read(model(tmp_path / "m", BLOCKS, tensors)).tensors.keys() == {f"{NAME}.weight", *kept}
 
 
 @pytest.mark.parametrize("piece", [decoded.PIECE, 40])
@@ -264,17 +290,19 @@ def test_decoding_takes_little_memory(run_program: Callable, tmp_path: Path) -> 
     assert result.memory < MEMORY / 2
 
 
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """After its headers were read, and after its weights were."""
     folder = model(tmp_path / "m", BLOCKS, FLOAT8)
     files = {name: folder / name for name in ("config.json", "model.safetensors")}
-    write = published.write
+    run = getattr(published, step)
 
-    def and_touch(found: Published, out: Path) -> list[str]:
-        names = write(found, out)
+    def and_touch(*arguments: Any) -> Any:
+        result = run(*arguments)
         files["model.safetensors"].touch()
-        return names
+        return result
 
-    monkeypatch.setattr(published, "write", and_touch)
+    monkeypatch.setattr(published, step, and_touch)
     with pytest.raises(UserError, match=r"model\.safetensors: was written to while it was read; run again when"):
         fetch.write_source(tmp_path / "out", files, {}, {}, tool="t", tool_version="1")
     assert not (tmp_path / "out").exists()

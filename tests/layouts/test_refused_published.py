@@ -167,6 +167,23 @@ def test_int4_that_does_not_fit_its_scheme(tmp_path: Path, scheme: Any, change: 
     assert said in refuse(tmp_path / "m", scheme, tensors)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+@pytest.mark.parametrize("by", [{}, BLOCKS, words("float-quantized", bits=8, strategy="channel")])
+def test_a_matrix_without_weights(tmp_path: Path, shape: tuple[int, int], by: dict[str, Any]) -> None:
+    """Its blocks would have no size."""
+    part = "weight_scale" if "config_groups" in by else "weight_scale_inv"
+    tensors = {f"{NAME}.weight": float8(np.ones(shape)), f"{NAME}.{part}": np.ones((5, 1), np.float32)}
+    said = refuse(tmp_path / "m", {"quant_method": "fp8"} | by, tensors)
+    assert said.startswith(f": {NAME}.weight is empty (its shape is {[*shape]}); save the model again")
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 16), (2, 0, 2, 16), (2, 4, 0, 16)])
+def test_experts_without_weights(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    tensors = {f"{STACKED}_blocks": np.zeros(shape, np.uint8), f"{STACKED}_scales": np.zeros(shape[:-1], np.uint8)}
+    said = refuse(tmp_path / "m", {"quant_method": "mxfp4"}, tensors)
+    assert "is empty (its shape is [" in said
+
+
 def test_a_float8_layer_without_scales(tmp_path: Path) -> None:
     tensors = {f"{NAME}.weight": float8(np.ones((ROWS, COLUMNS)))}
     said = refuse(tmp_path / "m", words("float-quantized", bits=8, strategy="channel"), tensors)
@@ -184,6 +201,9 @@ def test_a_float8_layer_without_scales(tmp_path: Path) -> None:
         ({"num_bits": 3}, "its weights have 3 bits"),
         ({"num_bits": "4"}, "its weights have '4' bits"),
         ({"num_bits": [4]}, "its weights have [4] bits"),
+        ({"num_bits": 4.0}, "its weights have 4.0 bits"),
+        ({"symmetric": "no"}, "its weights are not symmetric, by 'group'"),
+        ({"symmetric": None}, "its weights are not symmetric, by 'group'"),
         ({"strategy": "attn_head"}, "its scales are by 'attn_head'"),
         ({"strategy": ["group"]}, "its scales are by "),
         ({"group_size": 24}, "its scales are of 1 x 24, where powers of two are expected"),
@@ -265,10 +285,10 @@ def test_pickled_weights_in_low_bits(tmp_path: Path) -> None:
 
 
 def test_a_row_that_no_model_has(tmp_path: Path) -> None:
-    wide = float8(np.zeros((1, 2**20 + 1)))
+    wide = float8(np.zeros((1, 2**17 + 1)))
     tensors = {f"{NAME}.weight": wide, f"{NAME}.weight_scale_inv": np.ones((1, 1), np.float32)}
     said = refuse(tmp_path / "m", {"quant_method": "fp8"}, tensors)
-    assert said == f": {NAME}.weight is [1, {2**20 + 1}], wider than any model's; refused"
+    assert said == f": {NAME}.weight is [1, {2**17 + 1}], wider than any model's; refused"
 
 
 @pytest.mark.parametrize("late", [False, True])

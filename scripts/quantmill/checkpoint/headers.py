@@ -55,11 +55,7 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
         path: of the config.json.
         tensors: of the model; None before they are known: then only sizes that no model has are refused.
     """
-    if empty := next((each for each in (tensors or {}).values() if not each.numel), None):
-        raise UserError(
-            f"{empty.path}: {empty.name} is empty (its shape is {list(empty.shape)}); save the model again with all "
-            "of its weights gathered"
-        )
+    refuse_empty(tensors or {})
     if config.get("model_type") in (*layer_shapes.KNOWN,):
         kind, listed = config["model_type"], (key for key in config if key in sizes.WHOLE)
         if config.get("text_config") is not None:
@@ -73,6 +69,15 @@ def check(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] |
             "two is another model's"
         )
     check_ids(path, config)
+
+
+def refuse_empty(tensors: Mapping[str, Tensor]) -> None:
+    """Raise `UserError` for a tensor without elements."""
+    if empty := next((each for each in tensors.values() if not each.numel), None):
+        raise UserError(
+            f"{empty.path}: {empty.name} is empty (its shape is {list(empty.shape)}); save the model again with all "
+            "of its weights gathered"
+        )
 
 
 def check_ids(path: Path, config: Mapping[str, Any]) -> None:

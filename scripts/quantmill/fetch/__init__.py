@@ -21,10 +21,10 @@ def write_source(
     place = min({path.parent for path in files.values()})
     with write_atomically(dst, source=place) as folder, ThreadPoolExecutor(manifest.HASHERS) as workers:
         folder.mkdir()
+        before = {name: stat(path) for name, path in files.items()}
         low_bits = published.read(shards.find(place, files))
         weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
         read = {*weights, *selection.INDEXES.values(), "config.json"} & {*files} if low_bits else set()
-        before = {name: stat(files[name]) for name in read}
         copied = {name: path for name, path in files.items() if name not in read}
         digests = workers.map(clone_or_copy, copied.values(), (folder / name for name in copied))
         hashes = dict(zip(copied, digests, strict=True))
@@ -36,8 +36,8 @@ def write_source(
         if low_bits:
             weights = published.write(low_bits, folder)
             source |= {"decoded": low_bits.facts}
-        for name, then in before.items():
-            if stat(files[name]) != then:
+        for name in read:
+            if stat(files[name]) != before[name]:
                 raise UserError(f"{files[name]}: was written to while it was read; run again when that is done")
         manifest.write(folder, format="source", source=source, weight_files=weights, hashes=hashes, **facts)
         shards.find(folder)

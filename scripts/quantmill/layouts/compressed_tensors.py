@@ -7,7 +7,7 @@ config.json says in `quantization_config` how each group of layers is packed:
 | `pack-quantized` | weight_packed int32 [outputs, inputs * bits / 32], lowest bits first | (q - z) * scale |
 | `int-quantized` | weight int8 | (q - z) * scale |
 | `float-quantized` | weight float8 (e4m3) | q * scale |
-| `naive-quantized` | weight int8 or float8 | as these |
+| `naive-quantized` | as one of the two above, by the config's `type` | |
 | `nvfp4-pack-quantized` | weight_packed uint8 [outputs, inputs / 2]; scales e4m3 | q * scale / weight_global_scale |
 | `mxfp4-pack-quantized` | weight_packed uint8; weight_scale uint8 | q * 2^(scale - 127) |
 
@@ -47,52 +47,56 @@ from quantmill.layouts import (
 from quantmill.layouts.decoded import AGAIN, Decoded, blocks, check_shape, is_power_of_two, make, matrix_pieces, part
 
 PACK, INT8, FLOAT8, NVFP4 = "pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized"
-# format -> the bits of a number, and the dtypes that a layer's numbers can have
+# format -> the bits of a number, and the dtype in which a layer's numbers are stored
 FORMATS = {
-    PACK: ((4, 8), ("I32",)),
-    INT8: ((8,), ("I8",)),
-    FLOAT8: ((8,), ("F8_E4M3",)),
-    "naive-quantized": ((8,), ("I8", "F8_E4M3")),
-    NVFP4: ((4,), ("U8",)),
-    "mxfp4-pack-quantized": ((4,), ("U8",)),
+    PACK: ((4, 8), "I32"),
+    INT8: ((8,), "I8"),
+    FLOAT8: ((8,), "F8_E4M3"),
+    NVFP4: ((4,), "U8"),
+    "mxfp4-pack-quantized": ((4,), "U8"),
 }
+DEFAULTS = {"num_bits": 8, "type": "int", "symmetric": True}  # of compressed-tensors' QuantizationArgs
 HALVES = (NVFP4, "mxfp4-pack-quantized")  # of bytes, which a source does not have
 E4M3_MAX, E2M1_MAX = 448, 6
 PARTS = r"weight_(packed|scale|shape|zero_point|global_scale|g_idx)|(input|output)_(scale|zero_point|global_scale)"
 
 
 def scheme(words: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a quantization_config's one group of all layers, with its format. Raises `Unread` if they are packed in
-    several ways, or in an unknown one."""
+    """Return a quantization_config's one group of all layers, with its format, and with what the library takes where
+    nothing is said. Raises `Unread` if layers are packed in several ways, or in an unknown one."""
     groups = words.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise Unread("its layers are quantized in several ways")
     (group,) = groups.values()
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise Unread("it does not say how its weights are quantized")
-    found, weights = {**group, "format": group.get("format") or words.get("format")}, group["weights"]
+    weights, format = DEFAULTS | group["weights"], group.get("format") or words.get("format")
+    if format == "naive-quantized":
+        format = FLOAT8 if weights["type"] == "float" else INT8
     sparse = words.get("sparsity_config") or {}
     dense = isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"
-    if found["format"] not in (*FORMATS,) or words.get("transform_config") or not dense:
-        raise Unread(f"its format is {found['format']!r:.60}{'' if dense else ', sparse'}")
-    if weights.get("num_bits") not in FORMATS[found["format"]][0]:
-        raise Unread(f"its weights have {weights.get('num_bits')!r:.20} bits")
-    by, zeros = strategy(weights), {PACK: ("group", "channel"), INT8: ("channel", "tensor")}
-    if not weights.get("symmetric") and by not in zeros.get(found["format"], ()):
+    if format not in (*FORMATS,) or words.get("transform_config") or not dense:
+        raise Unread(f"its format is {format!r:.60}{'' if dense else ', sparse'}")
+    if type(weights["num_bits"]) is not int or weights["num_bits"] not in FORMATS[format][0]:
+        raise Unread(f"its weights have {weights['num_bits']!r:.20} bits")
+    weights["strategy"] = by = strategy(weights)
+    zeros = {PACK: ("group", "channel"), INT8: ("channel", "tensor")}
+    if type(weights["symmetric"]) is not bool or not (weights["symmetric"] or by in zeros.get(format, ())):
         raise Unread(f"its weights are not symmetric, by {by!r:.20}")
-    return found
+    return {**group, "format": format, "weights": weights}
 
 
 def strategy(weights: Mapping[str, Any]) -> str:
     """Return what shares a scale, by a scheme's `weights`; without a word of it that follows from the group size."""
     size = weights.get("group_size")
-    return str(weights.get("strategy") or ("group" if type(size) is int and size > 0 else "channel"))
+    implied = "tensor" if size is None else "channel" if size == -1 else "group"
+    return str(weights.get("strategy") or implied)
 
 
 def block(weights: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the size [rows, columns] of the blocks of a matrix that share a scale; weights: a scheme's. Raises
     `Unread` for other scales."""
-    by, size, sides = strategy(weights), weights.get("group_size"), weights.get("block_structure")
+    by, size, sides = weights["strategy"], weights.get("group_size"), weights.get("block_structure")
     if by == "tensor":
         return shape[0], shape[1]
     if by == "channel":
@@ -107,9 +111,9 @@ def packed_shapes(words: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str,
     """See `layouts`."""
     found, (outputs, inputs) = scheme(words), shape
     format, weights, bits = found["format"], found["weights"], found["weights"]["num_bits"]
-    scales = (1,) if strategy(weights) == "tensor" else blocks(shape, block(weights, shape))
+    scales = (1,) if weights["strategy"] == "tensor" else blocks(shape, block(weights, shape))
     parts = {"weight_scale": scales}
-    if not weights.get("symmetric"):
+    if not weights["symmetric"]:
         parts["weight_zero_point"] = (-(-outputs * bits // 32), *scales[1:]) if format == PACK else scales
     if format in (PACK, *HALVES):
         return {"weight_packed": (outputs, -(-inputs * bits // (32 if format == PACK else 8))), **parts}
@@ -138,7 +142,7 @@ def rows(found: Mapping[str, Any], layer: Layer, first: int, last: int) -> np.nd
         zeros: Any = 2 ** (weights["num_bits"] - 1)
     else:
         numbers, zeros = layer.rows("weight", first, last).astype(np.float32), 0
-    if not weights.get("symmetric"):
+    if not weights["symmetric"]:
         zeros = spread(zero_points(found, layer, first, last), share, shape, first, of_input)
     return (numbers - zeros) * spread(scales, share, shape, first, of_input)
 
@@ -160,16 +164,17 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 def describe(words: Mapping[str, Any]) -> str:
     """See `layouts`."""
     found = scheme(words)
-    weights, (height, width), by = found["weights"], block(found["weights"], (1, 1)), strategy(found["weights"])
-    floats = found["format"] == FLOAT8 or weights.get("type") == "float"
+    weights = found["weights"]
+    (height, width), by = block(weights, (1, 1)), weights["strategy"]
+    floats = found["format"] == FLOAT8 or weights["type"] == "float"
     if found["format"] in HALVES or by == "tensor_group" or (floats and found["format"] in (PACK, INT8)):
-        raise Unread(f"its format is {found['format']!r}, by {by!r} of {weights.get('type')!r:.20}")
+        raise Unread(f"its format is {found['format']!r}, by {by!r} of {weights['type']!r:.20}")
     if not (is_power_of_two(height) and is_power_of_two(width)):
         raise Unread(f"its scales are of {height} x {width}, where powers of two are expected")
     said = {"group": f"in groups of {width}", "block": f"in blocks of {height} x {width}"}
     said |= {"channel": "with a scale for each row", "tensor": "with a scale for each tensor"}
     kind = "float8" if floats else f"int{weights['num_bits']}"
-    return f"{kind} {said[by]}{'' if weights.get('symmetric') else ', with zero points'}"
+    return f"{kind} {said[by]}{'' if weights['symmetric'] else ', with zero points'}"
 
 
 def decoded(words: Mapping[str, Any], stored: Mapping[str, Tensor]) -> list[Decoded]:
@@ -185,10 +190,10 @@ def decoded(words: Mapping[str, Any], stored: Mapping[str, Tensor]) -> list[Deco
 def decoded_layer(words: Mapping[str, Any], name: str, sign: str, stored: Mapping[str, Tensor]) -> Decoded:
     """Return the weights of a layer; see `decoded`. sign: one of its tensors."""
     found, said = scheme(words), describe(words)
-    packed, dtypes = found["format"] == PACK, FORMATS[found["format"]][1]
+    packed, dtype = found["format"] == PACK, FORMATS[found["format"]][1]
     numbers = part(stored, f"{name}.{'weight_packed' if packed else 'weight'}", sign)
-    if numbers.dtype not in dtypes or len(numbers.shape) != 2:
-        what = f"{numbers.dtype} {list(numbers.shape)}, and {said} is a matrix of {' or '.join(dtypes)}"
+    if numbers.dtype != dtype or len(numbers.shape) != 2:
+        what = f"{numbers.dtype} {list(numbers.shape)}, and {said} is a matrix of {dtype}"
         raise UserError(f"{numbers.path}: {numbers.name} is {what}; {AGAIN}")
     shape = whole_shape(numbers, part(stored, f"{name}.weight_shape", sign)) if packed else numbers.shape
     due = packed_shapes(words, shape)
@@ -217,11 +222,11 @@ def check_parts(found: Mapping[str, Any], layer: Layer) -> None:
     """Raise `UserError` if the groups of a layer's inputs are not whole, or its zero points are of another kind."""
     weights, inputs, zeros = found["weights"], layer.matrix.shape[1], layer.tensor("weight_zero_point")
     size = block(weights, layer.matrix.shape)[1]
-    if strategy(weights) == "group" and inputs % size:
+    if weights["strategy"] == "group" and inputs % size:
         raise UserError(f"{layer.matrix.path}: {layer.name} has {inputs} inputs, no multiple of {size}; {AGAIN}")
-    if zeros and weights.get("symmetric") and array(zeros).any():
+    if zeros and weights["symmetric"] and array(zeros).any():
         raise UserError(f"{zeros.path}: {zeros.name} is not 0, and config.json says symmetric; {AGAIN}")
-    if zeros and not weights.get("symmetric") and zeros.dtype != ("I32" if found["format"] == PACK else "I8"):
+    if zeros and not weights["symmetric"] and zeros.dtype != ("I32" if found["format"] == PACK else "I8"):
         raise UserError(f"{zeros.path}: {zeros.name} is {zeros.dtype}, and zero points are whole numbers; {AGAIN}")
     check(layer)
 

@@ -11,7 +11,7 @@ from quantmill.common.program import UserError
 from quantmill.layouts import FLOATS, NUMPY, array
 
 PIECE = 2**20  # elements that are decoded at a time, or one row
-LARGEST_ROW = 2**20  # elements; no model has a wider layer, and a row is decoded whole
+LARGEST_ROW = 2**17  # elements; no model has a wider layer, and a row is decoded whole
 SCALES = FLOATS | {"F8_E8M0"}
 AGAIN = "download the model again"
 

@@ -22,7 +22,7 @@ from quantmill.layouts.decoded import AGAIN, PIECE, Decoded, check_shape, make, 
 
 GROUP = 32
 BLOCKS, SCALES = "_blocks", "_scales"
-LARGEST = 2**28  # numbers of one expert's matrix, whose bytes are held at once
+LARGEST = 2**26  # numbers of one expert's matrix, whose bytes are held at once; gpt-oss has 17 million
 
 
 def describe(words: Mapping[str, Any]) -> str:

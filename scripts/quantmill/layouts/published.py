@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from quantmill.checkpoint import safetensors_file, sharding, sizes
+from quantmill.checkpoint import headers, safetensors_file, sharding, sizes
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
@@ -28,8 +28,10 @@ from quantmill.layouts.decoded import Decoded, check_scales
 LAYOUTS: dict[str, ModuleType] = {"fp8": fp8, "mxfp4": mxfp4, "compressed-tensors": compressed_tensors}
 KEY = "quantization_config"
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}  # by config.json's name
-# of inputs, outputs and the key-value cache: no weights
-ACTIVATIONS = re.compile(r"(^|[._])((input|output|[qkv])_(scale|zero_point|global_scale)|activation_scale)$")
+# of a layer's inputs and outputs, and of the key-value cache
+ACTIVATIONS = re.compile(
+    r"(?:(?P<layer>.+)[._](?:input|output|activation)|.+\.[qkv])_(?:scale|zero_point|global_scale)"
+)
 SHARD_BYTES = 5 * 10**9
 ORIGINAL = "name a model with the original weights"
 
@@ -84,6 +86,7 @@ def read(source: Checkpoint) -> Published | None:
     if source.form != "safetensors":
         raise UserError(f"{source.folder}: its quantized weights are pickled; name a model with safetensors")
     method, stored, wanted = str(words["quant_method"]), source.tensors(), dtype(config)
+    headers.refuse_empty(stored)
     try:
         weights = LAYOUTS[method].decoded(words, stored)
     except Unread as reason:
@@ -94,7 +97,8 @@ def read(source: Checkpoint) -> Published | None:
             f"{KEY}, or download the model again"
         )
     parts = frozenset[str]().union(*(each.parts for each in weights))
-    kept = {name: each for name, each in stored.items() if name not in parts and not ACTIVATIONS.search(name)}
+    layers = {each.name.removesuffix(".weight") for each in weights}
+    kept = {name: each for name, each in stored.items() if name not in parts and not _of_activations(name, layers)}
     for each in weights:
         if each.name in kept:
             raise UserError(f"{each.path}: holds {each.name} twice, once in low bits; only one of them can be right")
@@ -120,6 +124,13 @@ def write(found: Published, folder: Path) -> list[str]:
         names = [*sharding.write(folder, "safetensors", sharding.split(tensors, SHARD_BYTES), write_file)]
     (folder / "config.json").write_text(json.dumps(found.config, indent=2) + "\n", encoding="utf-8")
     return names
+
+
+def _of_activations(name: str, layers: Collection[str]) -> bool:
+    """Return whether a tensor scales what a model calculates, not its weights: the cache, or what enters or leaves a
+    layer that is in low bits. A model's own parameters may have such names (Gemma 3n's `altup.correct_output_scale`)."""
+    found = ACTIVATIONS.fullmatch(name)
+    return found is not None and (found["layer"] is None or found["layer"] in layers)
 
 
 def _inner(config: Mapping[str, Any]) -> dict[str, Any]:
