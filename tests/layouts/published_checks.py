@@ -205,13 +205,19 @@ with contextlib.redirect_stdout(io.StringIO()):
     mxfp4("mxfp4")
     compare("mxfp4", quantization_config=transformers.Mxfp4Config(dequantize=True))
     int4 = {"num_bits": 4, "type": "int", "symmetric": False}
+    int8 = int4 | {"num_bits": 8}
+    by_token = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
     published = {
         "w4a16": ("W4A16",),
         "w4a16-asym": ("W4A16_ASYM",),
         "w4a16-32": ({"targets": ["Linear"], "weights": int4 | {"group_size": 32}}, torch.float16),
         "w4a16-rows": ({"targets": ["Linear"], "weights": int4 | {"strategy": "channel"}},),
         "w8a16": ("W8A16",),
+        "w8a16-asym": ({"targets": ["Linear"], "weights": int8 | {"group_size": 32}},),
         "w8a8": ("W8A8",),
+        "w8a8-asym": (
+            {"targets": ["Linear"], "weights": int8 | {"strategy": "channel"}, "input_activations": by_token},
+        ),
         "ct-fp8": ("FP8",),
         "ct-fp8-rows": ("FP8_DYNAMIC",),
         "ct-fp8-blocks": ("FP8_BLOCK",),

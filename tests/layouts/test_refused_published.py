@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import line_of_refusal
+from test_decoded import BLOCKS, COLUMNS, FLOAT8, GROUPS, INT4, NAME, ROWS, SCALES, STEPS, model
 from test_packed_layouts import float8, words
-from test_published import BLOCKS, COLUMNS, FLOAT8, GROUPS, INT4, NAME, ROWS, SCALES, STEPS, model
 
 from quantmill.checkpoint import shards
 from quantmill.common.program import UserError

@@ -128,7 +128,7 @@ def write(found: Published, folder: Path) -> list[str]:
 
 def _of_activations(name: str, layers: Collection[str]) -> bool:
     """Return whether a tensor scales what a model calculates, not its weights: the cache, or what enters or leaves a
-    layer that is in low bits. A model's own parameters may have such names (Gemma 3n's `altup.correct_output_scale`)."""
+    layer in low bits. A model's own parameters may have such names (Gemma 3n's `altup.correct_output_scale`)."""
     found = ACTIVATIONS.fullmatch(name)
     return found is not None and (found["layer"] is None or found["layer"] in layers)
 
