@@ -11,7 +11,7 @@ from quantmill.checkpoint.shards import Checkpoint
 
 # types that numpy does not have are passed as types of their width that nothing else here has
 DTYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"}
-DTYPES |= {"int64": "I64", "bool": "F8_E4M3", "uint16": "BF16", "bytes8": "F8_E8M0"}
+DTYPES |= {"int64": "I64", "float64": "F64", "bool": "F8_E4M3", "uint16": "BF16", "bytes8": "F8_E8M0"}
 
 
 def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:

@@ -118,10 +118,11 @@ def is_power_of_two(size: object) -> bool:
 
 
 def check_scales(tensor: Tensor) -> None:
-    """Raise `UserError` for a scale that is not a positive number."""
+    """Raise `UserError` for a scale that is not a positive number in float32, in which weights are multiplied."""
     flat = replace(tensor, shape=(tensor.numel,), stride=(1,))
     for first in range(0, tensor.numel, PIECE):
-        found = array(flat.rows(first, min(first + PIECE, tensor.numel)))
+        with np.errstate(over="ignore"):
+            found = array(flat.rows(first, min(first + PIECE, tensor.numel))).astype(np.float32)
         wrong = ~((found > 0) & (found < np.inf))
         if wrong.any():
             place = int(np.argmax(wrong))
