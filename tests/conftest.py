@@ -49,7 +49,7 @@ CALIBRATION = {"samples": 4, "sequence_length": 128}  # of the demo's quantizers
 CHARACTERS = 14_000  # of a short text: the quality gate's eight windows and little more
 LONG = {  # files of about ten seconds or more, which begin first
     *("test_loads.py", "test_bundle.py", "test_push.py", "test_killed.py", "test_unsteady.py", "test_download.py"),
-    *("test_refused_gguf.py", "test_create_env.py", "test_fuzz.py", "test_harness.py"),
+    *("test_refused_gguf.py", "test_create_env.py", "test_fuzz.py", "test_harness.py", "test_ct2_stream.py"),
 }
 HEAVY = {"torch_python", "mlc_python", "llama_cpp"}  # fixtures of libraries that take seconds to import
 # the program, and at its end the most memory that it held

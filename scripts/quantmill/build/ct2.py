@@ -2,25 +2,29 @@
 
     python scripts/quantmill build.ct2 SRC DST --parameters '{"quantization": "int8"}'
 
-The quantization has CTranslate2's name. The converter holds about 1.5 times the float16 weights
-plus half a gigabyte, so a machine with less free memory is refused before any work.
+The quantization has CTranslate2's name. CTranslate2's own loaders arrange the weights of each architecture. They get
+deferred tensors, so that model.bin is written one tensor at a time; its bytes are those of CTranslate2's converter.
 """
 
+import gc
 import json
 import shutil
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import ctranslate2
 import numpy as np
-import psutil
 import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs.attention_spec import RotaryScalingType
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-from quantmill.build import check_parameters, finish, parser
+from quantmill.build import check_parameters, ct2_stream, deferred, finish, parser
 from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
+from quantmill.checkpoint.tensor import Tensor
 from quantmill.common import manifest, remote_code, special_tokens, tokenizer
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, first_line
@@ -28,27 +32,54 @@ from quantmill.common.program import UserError, first_line
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
 SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act
 QUANTIZATIONS = ["int8", "int8_float32", "int8_float16", "int8_bfloat16", "float16", "bfloat16", "float32"]
+# in the manifest, beside CTranslate2's version
+WRITTEN = "by Quantmill, in a stream, byte for byte as CTranslate2's converter writes the same specification"
 
 
 class Converter(TransformersConverter):
     """CTranslate2's converter, without what it silently drops or gets wrong (docs/FOOTGUNS.md)."""
 
+    def load(self) -> Any:
+        """Return the specification, complete, with deferred tensors. Raises whatever transformers and CTranslate2 raise
+        for a model that they do not know."""
+        spec = self._load()
+        spec.validate()
+        return spec
+
+    def convert(self, output_dir: str, vmap: None = None, quantization: str = "float32", force: bool = False) -> str:
+        """Convert as CTranslate2's own method does."""
+        save(self.load(), Path(output_dir), quantization)
+        return output_dir
+
     def load_model(self, model_class: Any, path: str, **options: Any) -> Any:
         """Load the model in its weights' dtype, with rotary parameters in transformers 4's words, as loaders want."""
         check_support(options["config"].get_text_config())
-        tensors = shards.find(Path(path)).tensors().values()
-        options["dtype"] = next((TORCH[tensor.dtype] for tensor in tensors if tensor.dtype in TORCH), torch.float32)
-        self.model = super().load_model(model_class, path, **options)
+        tensors = shards.find(Path(path)).tensors()
+        options["dtype"] = next((TORCH[each.dtype] for each in tensors.values() if each.dtype in TORCH), torch.float32)
+        self.model = self.load_weights(model_class, tensors, **options)
         self.rope = older_words(self.model.config.get_text_config())
         older_modules(self.model, self.rope)
         return self.model
+
+    def load_weights(self, model_class: Any, tensors: Mapping[str, Tensor], **options: Any) -> Any:
+        """Return the model of deferred tensors. Raises ValueError for a weight that the checkpoint lacks, which
+        transformers would make up."""
+        if model_class is AutoModelForCausalLM:  # it wants a path
+            model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(options["config"])]
+        weights = {name: deferred.of(tensor) for name, tensor in tensors.items()}
+        model, found = model_class.from_pretrained(None, state_dict=weights, output_loading_info=True, **options)
+        if found["missing_keys"]:
+            raise ValueError(f"its checkpoint lacks {min(found['missing_keys'])}")
+        return model
 
     def load_tokenizer(self, tokenizer_class: Any, path: str, **options: Any) -> Any:
         self.tokenizer = tokenizer.follow(super().load_tokenizer(tokenizer_class, path, **options), Path(path))
         return self.tokenizer
 
     def _load(self) -> Any:
+        gc.freeze()  # some loaders collect garbage after each layer: 0.2 s, for the libraries' objects alone
         spec = super()._load()
+        gc.unfreeze()
         config = self.model.config.get_text_config()
         for name in ("bos_token", "eos_token", "unk_token"):  # null: the result cannot be loaded
             if vars(spec.config).get(name, "") is None:
@@ -61,6 +92,13 @@ class Converter(TransformersConverter):
         for layer in spec.decoder.layer:
             complete_attention(layer.self_attention, config, self.rope)
         return spec
+
+
+def save(spec: Any, folder: Path, quantization: str) -> None:
+    """Write all files of a model to a new folder."""
+    folder.mkdir()
+    spec._serialize = partial(ct2_stream.write, spec=spec, quantization=quantization)
+    spec.save(str(folder))
 
 
 def older_words(config: Any) -> dict[str, Any]:
@@ -119,18 +157,6 @@ def complete_attention(attention: Any, config: Any, rope: dict[str, Any]) -> Non
     vars(attention).update(added)  # its setattr refuses unknown names
 
 
-def check_memory(source: shards.Checkpoint, quantization: str) -> None:
-    """Raise `UserError` where memory is too short for the conversion (measured: 1.5 x float16 size + 0.5 GB)."""
-    float16_bytes = sum(tensor.numel * 2 for tensor in source.tensors().values())
-    need = int(float16_bytes * (3.0 if quantization == "float32" else 1.5)) + 500_000_000
-    available = psutil.virtual_memory().available
-    if need > available:
-        raise UserError(
-            f"{source.folder}: CTranslate2's converter needs about {need / 1e9:.1f} GB of memory and "
-            f"{available / 1e9:.1f} GB are free; convert on a larger machine"
-        )
-
-
 def main() -> None:
     options = parser(__doc__).parse_args()
     parameters = check_parameters(options.parameters, ("quantization",))
@@ -141,14 +167,14 @@ def main() -> None:
     remote_code.forbid()
     source = shards.find(options.src)
     manifest.read_checked(options.src)
-    check_memory(source, quantization)
     carried = [path for path in source.others() if path.name.startswith(("token", "special_tokens", "generation"))]
     with write_atomically(options.dst) as folder:
-        converter = Converter(str(options.src))
         try:
-            converter.convert(str(folder), quantization=quantization, force=True)
-        except Exception as error:  # whatever transformers and CTranslate2 raise for models that they do not know
+            spec = Converter(str(options.src)).load()
+        except Exception as error:
             raise UserError(f"{options.src}: CTranslate2 cannot convert it ({first_line(error)})") from None
+        torch.set_num_threads(1)  # blocks are too small to be shared
+        save(spec, folder, quantization)
         variables = ctranslate2_model.check(folder, source.config())
         for path in carried:
             shutil.copy(path, folder / path.name)
@@ -162,6 +188,7 @@ def main() -> None:
             layout,
             tool="ctranslate2",
             tool_version=ctranslate2.__version__,
+            written=WRITTEN,
             parameters=parameters,
             weight_files=["model.bin"],
             weight_bytes_per_token=ctranslate2_bin.bytes_per_token(variables),

@@ -7,15 +7,18 @@ name and revision, then the variables (name, rank, dimensions, dtype, bytes, dat
 import math
 import os
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from quantmill.checkpoint.copying import write_all
 from quantmill.common.plain_file import open_plain
 from quantmill.common.program import UserError
 
 VERSION = 6
 DTYPES = {0: "float32", 1: "int8", 2: "int16", 3: "int32", 4: "float16", 5: "bfloat16"}
+CODES = {name: code for code, name in DTYPES.items()}
 BYTES = {"float32": 4, "int8": 1, "int16": 2, "int32": 4, "float16": 2, "bfloat16": 2}
 SCALARS = {"float32": "<f", "int8": "<b", "int16": "<h", "int32": "<i", "float16": "<e"}
 MAX_VARIABLES = 200_000  # of a model; the largest have some 10,000
@@ -38,6 +41,16 @@ class Variable:
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Written:
+    """An array to write. `data`: its elements' bytes, in row-major order, in any number of pieces."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Iterable[bytes | memoryview]
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,39 @@ def read(path: Path) -> Contents:
             return Contents(spec, revision, variables, aliases)
     except (EOFError, struct.error, UnicodeDecodeError):
         raise UserError(f"{path}: cut off, or not a CTranslate2 model; build it again") from None
+
+
+def write(
+    path: Path, spec: str, revision: int, variables: Iterable[Written], aliases: Sequence[tuple[str, str]]
+) -> None:
+    """Write a model.bin, byte for byte as ModelSpec._serialize does.
+
+    Args:
+        variables: sorted by name.
+        aliases: (alias, variable); read after the last variable.
+
+    Raises `UserError` for a variable of 4 GiB or more, which this version cannot hold.
+    """
+    with path.open("wb", buffering=0) as file:
+        write_all(file, struct.pack("<I", VERSION) + _packed(spec) + struct.pack("<I", revision))
+        place, count = file.tell(), 0
+        write_all(file, struct.pack("<I", count))  # it is known at the end
+        for each in variables:
+            count += 1
+            nbytes = math.prod(each.shape) * BYTES[each.dtype]
+            if nbytes >= 2**32:
+                raise UserError(f"{each.name} would have {nbytes / 1e9:.1f} GB, and CTranslate2's model.bin holds 4.29")
+            write_all(file, _packed(each.name) + struct.pack(f"<B{len(each.shape)}I", len(each.shape), *each.shape))
+            write_all(file, struct.pack("<BI", CODES[each.dtype], nbytes))
+            end = file.tell() + nbytes
+            for data in each.data:
+                write_all(file, data)
+            if file.tell() != end:
+                raise OSError(f"{path}: {each.name} ends {file.tell() - end} bytes after its place")
+        pairs = b"".join(_packed(alias) + _packed(target) for alias, target in aliases)
+        write_all(file, struct.pack("<I", len(aliases)) + pairs)
+        file.seek(place)
+        write_all(file, struct.pack("<I", count))
 
 
 def bytes_per_token(variables: dict[str, Variable], compute_type: str | None = None) -> int:
@@ -142,6 +188,10 @@ def _variable(path: Path, file: BinaryIO, name: str) -> Variable:
 
 def _unpack(file: BinaryIO, layout: str) -> tuple:
     return struct.unpack(layout, file.read(struct.calcsize(layout)))
+
+
+def _packed(word: str) -> bytes:
+    return struct.pack("<H", len(word) + 1) + word.encode() + b"\0"
 
 
 def _string(file: BinaryIO) -> str:

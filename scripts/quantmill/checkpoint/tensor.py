@@ -69,19 +69,20 @@ class Tensor:
             for size, stride, expected in zip(self.shape, self.stride, row_major(self.shape), strict=True)
         )
 
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the elements in row-major order, little-endian, `CHUNK` bytes at a time (the last piece may be
-        shorter). A piece is valid until the next one. Raises EOFError if the file has become shorter."""
+    def chunks(self, size: int = CHUNK) -> Iterator[memoryview]:
+        """Yield the elements in row-major order, little-endian, `size` bytes at a time (the last piece may be shorter).
+        A piece is valid until the next one. Raises EOFError if the file has become shorter."""
+        size = min(size, self.nbytes)
         if self.contiguous:
-            buffer = memoryview(bytearray(min(CHUNK, self.nbytes)))
+            buffer = memoryview(bytearray(size))
             with self.path.open("rb", buffering=0) as file:
                 file.seek(self.start)
-                for begin in range(0, self.nbytes, CHUNK):
+                for begin in range(0, self.nbytes, size or 1):
                     piece = buffer[: self.nbytes - begin]
                     read_into(file, piece)
                     yield piece
         else:
-            yield from rechunk(self._strided_chunks())
+            yield from rechunk(self._strided_chunks(), size)
 
     def rows(self, first: int, last: int) -> "Tensor":
         """Return the elements `first` to `last` of the first dimension, as a tensor of this name."""
@@ -138,15 +139,15 @@ def _gather(file: io.FileIO, start: int, stride: tuple[int, ...], block: np.ndar
     _gather(file, start + middle * stride[axis] * block.itemsize, stride, high)
 
 
-def rechunk(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    """Yield the same bytes, `CHUNK` at a time."""
-    buffer, filled = memoryview(bytearray(CHUNK)), 0
+def rechunk(pieces: Iterator[memoryview], size: int) -> Iterator[memoryview]:
+    """Yield the same bytes, `size` at a time."""
+    buffer, filled = memoryview(bytearray(size)), 0
     for piece in pieces:
         while piece:
-            count = min(CHUNK - filled, len(piece))
+            count = min(size - filled, len(piece))
             buffer[filled : filled + count] = piece[:count]
             piece, filled = piece[count:], filled + count
-            if filled == CHUNK:
+            if filled == size:
                 yield buffer
                 filled = 0
     if filled:

@@ -45,6 +45,7 @@ def write(
     engine: str | None = None,
     tool: str,
     tool_version: str,
+    written: str | None = None,
     parameters: Mapping[str, Any] | None = None,
     source: Mapping[str, Any] | None = None,
     parameter_count: int | None = None,
@@ -66,6 +67,7 @@ def write(
         format: name of the format, e.g. `ct2-int8`.
         engine: name of the default engine (a module of quantmill.engines); None if no engine runs it as it is.
         tool: the program that built it. `tool_version`: as the tool reports it.
+        written: how its files were written, if not by the tool itself.
         parameters: all parameters that were passed to the tool.
         source: the origin of the weights (`read(...)["source"]` of the artifact that this one was built from).
         parameter_count: number of weights of the model, or of the language model if the format holds nothing else.
@@ -98,6 +100,7 @@ def write(
         **({"prebuilt": True} if prebuilt else {}),
         "tool": tool,
         "tool_version": tool_version,
+        **({"written": written} if written else {}),
         "parameters": dict(parameters or {}),
         "source": dict(source or {}),
         "calibration_sha256": calibration_sha256,

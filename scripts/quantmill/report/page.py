@@ -69,7 +69,8 @@ def provenance(row: Row) -> list[Any]:
     return [
         {"engine": row["engine"], "options": row["options"] or "none", "gpus": row["gpus"]},
         artifact.get("source"),
-        {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")},
+        {name: artifact.get(name) for name in ("tool", "tool_version", "parameters")}
+        | ({"written": artifact["written"]} if "written" in artifact else {}),
         *(artifact.get(name) for name in ("files_sha256", "calibration_sha256", "gate")),
         row["versions"],
         row["device_details"],
