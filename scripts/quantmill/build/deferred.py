@@ -44,7 +44,7 @@ class Deferred(torch.Tensor):
     """A tensor of which only the shape, the dtype and the way to its elements are known.
 
     Functions of torch return deferred tensors for it. Where elements decide what they return, as in `item()`, they get
-    them. Assigning to a part of a deferred tensor changes neither the tensors that it was made of nor its earlier
+    them. Unlike in torch, assigning to a part of one changes neither the tensors that it was made of nor its earlier
     views. Functions that change a tensor in place raise NotImplementedError.
     """
 
@@ -76,7 +76,8 @@ def of(tensor: Tensor) -> Deferred:
 
 
 def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a tensor's elements, in order, as tensors of some rows each. A block is valid until the next one.
+    """Yield a tensor's elements, in order, as tensors of some rows each. A block is valid until the next one, and the
+    caller may change it.
 
     Rows of stored tensors, and of tensors that were joined by their rows or had their dtype changed, are read `BLOCK`
     elements at a time. Others are held whole.
@@ -110,11 +111,15 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
         return (first.shape, first.dtype, digest(first)) == (rest[0].shape, rest[0].dtype, digest(rest[0]))
     if name == "requires_grad_":
         return function(*args, **kwargs)
-    if isinstance(first, Deferred) and (name == "__setitem__" or function == DATA.__set__):
-        where = rest[0] if len(rest) == 2 else ...
-        first.recipe = Step(_assigned, _each(_recipe, (first, where, rest[-1])), {})
+    if name == "__setitem__":
+        if not isinstance(first, Deferred):  # an ordinary tensor gets the elements
+            return function(*_each(_value, args))
+        first.recipe = Step(_assigned, _each(_recipe, args), {})
         return None
-    in_place = "out" in kwargs or (name.endswith("_") and not name.startswith("_"))
+    if function == DATA.__set__ and len({(each.shape, each.dtype, type(each)) for each in args}) == 1:
+        first.recipe = rest[0].recipe
+        return None
+    in_place = "out" in kwargs or function == DATA.__set__ or (name.endswith("_") and not name.startswith("_"))
     if in_place or name in PLACES:
         raise NotImplementedError(f"{name} wants the elements of a weight before it is read")
     if name == "to":  # another device would be an order to read it
@@ -124,7 +129,7 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = (first, dtype), {}
     try:
         found = function(*_each(_form, args), **_each(_form, kwargs))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # elements decide, or it is an error there too
+    except (RuntimeError, TypeError, ValueError):  # elements decide, or it is an error there too
         return function(*_each(_value, args), **_each(_value, kwargs))
     if isinstance(found, torch.Tensor):
         whole = name == "__getitem__" and rest[0] is ...
@@ -200,4 +205,6 @@ def _blocks(recipe: Stored | Step) -> Iterator[torch.Tensor]:
 
 
 def _rows(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    yield from tensor.split(max(1, BLOCK * len(tensor) // max(1, tensor.numel()))) if tensor.ndim else [tensor]
+    tensor = torch.atleast_1d(tensor)
+    for rows in tensor.split(max(1, BLOCK * len(tensor) // max(1, tensor.numel()))):
+        yield rows.clone()
