@@ -1,28 +1,33 @@
 #!/usr/bin/env python3
 """Time conversions to CTranslate2 in a stream against `cp` of the same checkpoint and CTranslate2's own converter.
 
-    python3 benchmarks/ct2.py FOLDER [--config config/examples/llama-1.1b.json] [--runs 5]
+    python3 benchmarks/ct2.py results/ct2.json FOLDER CONFIG.json [--runs 5]
 
-Makes a checkpoint of random float16 weights in FOLDER. Then runs in turn, RUNS times: cp -r, and each conversion in a
-process of its own, with one thread, which has imported the libraries before it is timed. Neither hashes nor flushes.
-"Loaded" is the part of the seconds before the first byte: config, tokenizer and the model's modules, and the weights in
-CTranslate2's own way. Memory is the peak beyond that of the imports, files in memory included. FOLDER needs room for
-three times the checkpoint, and the machine memory for three times. Needs envs/torch.
+Makes checkpoints of random float16 weights in FOLDER: of CONFIG's model, and of one with twice as many layers. Then
+runs each conversion after a `cp -r`, in turn, RUNS times. A conversion has a process of its own, with one thread, which
+has imported the libraries before it is timed. Nothing is hashed or flushed, and the input is in memory. CTranslate2's
+own converter does not get the larger checkpoint, which it would hold. Writes the rows of a table as JSON. FOLDER needs
+room for twice the larger checkpoint. Needs Linux and envs/torch.
 """
 
 import argparse
 import json
+import os
 import shutil
 import statistics
-import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from quantmill.common.atomic import write_json
+
+REPO = Path(__file__).resolve().parents[1]
 TORCH = REPO / "envs/torch/bin/python"
 CONVERT = """
-import json, sys, time
+import json, pathlib, sys, time
 sys.path.insert(0, 'scripts')
 import torch, transformers
 from ctranslate2.converters import TransformersConverter
@@ -31,58 +36,95 @@ from quantmill.common.manifest import peak_rss_bytes
 
 torch.set_num_threads(1)
 transformers.logging.disable_progress_bar()
-way, source, target, quantization = sys.argv[1:]
+way, source, target, quantization, out = sys.argv[1:]
 converter = {'stream': ct2.Converter, 'own': TransformersConverter}[way]
-made = converter(source)
-before, started = peak_rss_bytes(), time.perf_counter()
-spec = made._load()
-loaded = time.perf_counter() - started
-made._load = lambda: spec
-made.convert(target, quantization=quantization)
-seconds = time.perf_counter() - started
-print(json.dumps({'seconds': seconds, 'loaded': loaded, 'mib': (peak_rss_bytes() - before) / 2**20}))
+before, started, cpu = peak_rss_bytes(), time.perf_counter(), time.process_time()
+converter(source).convert(target, quantization=quantization)
+result = {'seconds': time.perf_counter() - started, 'cpu': time.process_time() - cpu, 'peak': peak_rss_bytes()}
+pathlib.Path(out).write_text(json.dumps(result | {'more': result['peak'] - before}))
 """
 QUANTIZATIONS = ("float16", "int8")
 
 
-def run(way: str, source: Path, target: Path, quantization: str) -> dict[str, float]:
-    """Convert or copy to a new folder; return seconds, and MiB of a conversion."""
-    shutil.rmtree(target, ignore_errors=True)
-    subprocess.run(["sync"], check=True)
-    if way == "cp":
-        started = time.perf_counter()
-        subprocess.run(["cp", "-r", source, target], check=True)
-        return {"seconds": time.perf_counter() - started, "loaded": 0, "mib": 0}
-    command = [TORCH, "-P", "-c", CONVERT, way, source, target, quantization]
-    return json.loads(subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.PIPE).stdout)
+def spawn(command: list[object]) -> dict[str, float]:
+    """Run a command; return its wall and CPU seconds. Exits if it fails."""
+    started = time.perf_counter()
+    process = os.posix_spawnp(str(command[0]), [str(part) for part in command], os.environ)
+    _, status, usage = os.wait4(process, 0)
+    if status:
+        sys.exit(f"error: {command} failed")
+    return {"seconds": time.perf_counter() - started, "cpu": usage.ru_utime + usage.ru_stime}
+
+
+def measure(folder: Path, command: list[object]) -> dict[str, float]:
+    """Run a command that writes `target`; return what it writes to `out`, else its seconds."""
+    shutil.rmtree(folder / "target", ignore_errors=True)
+    (folder / "out").unlink(missing_ok=True)
+    os.sync()
+    found = spawn(command)
+    return json.loads((folder / "out").read_text()) if (folder / "out").exists() else found
+
+
+def compare(folder: Path, config: Path, ways: tuple[str, ...], rounds: int) -> list[dict[str, str]]:
+    """Return the rows of one model."""
+    source, target = folder / "source", folder / "target"
+    spawn([TORCH, "scripts/quantmill", "fetch.random_weights", config, source])
+    size = sum(path.stat().st_size for path in source.iterdir()) / 1e9
+    runs: dict[str, list[dict[str, float]]] = defaultdict(list)
+    copies: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(rounds):
+        for quantization in QUANTIZATIONS:
+            for way in ways:
+                name = f"{quantization}, {'in a stream' if way == 'stream' else 'by its own converter'}"
+                copies[name].append(measure(folder, ["cp", "-r", source, target]))
+                command = [TORCH, "-P", "-c", CONVERT, way, source, target, quantization, folder / "out"]
+                runs[name].append(measure(folder, command))
+    shutil.rmtree(target)
+    shutil.rmtree(source)
+    return [
+        {
+            "float16, GB": f"{size:.2f}",
+            "what": name,
+            "n": str(rounds),
+            "s": middle([run["seconds"] for run in found]),
+            "x `cp -r`": middle(ratios(found, copies[name], "seconds")),
+            "CPU, x that of `cp -r`": middle(ratios(found, copies[name], "cpu")),
+            "peak, MB": megabytes(found, "peak"),
+            "of these beyond the libraries": megabytes(found, "more"),
+        }
+        for name, found in runs.items()
+    ]
+
+
+def ratios(runs: list[dict[str, float]], copies: list[dict[str, float]], key: str) -> list[float]:
+    return [run[key] / copy[key] for run, copy in zip(runs, copies, strict=True)]
+
+
+def middle(values: list[float]) -> str:
+    """Return the median and the range."""
+    return f"{statistics.median(values):.2f}, {min(values):.2f} to {max(values):.2f}"
+
+
+def megabytes(runs: list[dict[str, float]], key: str) -> str:
+    return f"{max(run[key] for run in runs) / 1e6:,.0f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--config", type=Path, default=REPO / "config/examples/llama-1.1b.json")
-    parser.add_argument("--runs", type=int, default=5)
-    options = parser.parse_args()
-    source, target = options.folder / "source", options.folder / "target"
-    make = [TORCH, "scripts/quantmill", "fetch.random_weights", options.config.resolve(), source.resolve()]
-    subprocess.run(make, cwd=REPO, check=True)
-    results = defaultdict(list)
-    for _ in range(options.runs):
-        for quantization in QUANTIZATIONS:
-            for way in ("cp", "stream", "own"):
-                name = "cp" if way == "cp" else f"{quantization}, {way}"
-                results[name].append(run(way, source.resolve(), target.resolve(), quantization))
-    cp = statistics.median(each["seconds"] for each in results["cp"])
-    nbytes = sum(path.stat().st_size for path in source.iterdir())
-    print(f"{nbytes / 1e9:.2f} GB; runs: {options.runs}")
-    print(f"{'':18}{'median s':>9}{'range':>14}{'x cp':>7}{'loaded':>8}{'MiB':>7}")
-    for name, runs in results.items():
-        seconds = [each["seconds"] for each in runs]
-        median, loaded, mib = (statistics.median(each[key] for each in runs) for key in ("seconds", "loaded", "mib"))
-        spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-        print(f"{name:18}{median:9.2f}{spread:>14}{median / cp:7.2f}{loaded:8.2f}{mib:7.0f}")
-    shutil.rmtree(target)
-    shutil.rmtree(source)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("out", type=Path)
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("config", type=Path)
+    arguments.add_argument("--runs", type=int, default=5)
+    options = arguments.parse_args()
+    out, folder, config = (path.resolve() for path in (options.out, options.folder, options.config))
+    os.chdir(REPO)
+    folder.mkdir(parents=True, exist_ok=True)
+    deeper = json.loads(config.read_text())
+    deeper["num_hidden_layers"] *= 2
+    (folder / "deeper.json").write_text(json.dumps(deeper))
+    rows = compare(folder, config, ("stream", "own"), options.runs)
+    rows += compare(folder, folder / "deeper.json", ("stream",), options.runs)
+    write_json(out, rows)
 
 
 if __name__ == "__main__":
