@@ -114,7 +114,7 @@ def test_a_written_file_is_that_of_the_format(tmp_path: Path) -> None:
 def test_a_variable_beyond_the_format_is_one_line(tmp_path: Path) -> None:
     """A table of 262,144 tokens and 5,120 in float32, whose bytes do not fit their count."""
     table = Written("decoder/embeddings/weight", "float32", (262_144, 5_120), iter(()))
-    with pytest.raises(UserError, match=r"decoder/embeddings/weight would have 5\.4 GB, and .* holds 4\.29"):
+    with pytest.raises(UserError, match=r"embeddings/weight has 5\.4 GB as float32, and .* at most 4\.29; choose a"):
         ctranslate2_bin.write(tmp_path / "model.bin", "TransformerDecoderSpec", 8, [table], [])
     with pytest.raises(OSError, match="ends -4 bytes after its place"):
         table = Written("decoder/x", "float32", (2,), [np.float32(0).tobytes()])

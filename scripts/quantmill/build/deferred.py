@@ -22,17 +22,10 @@ PLACES = ("data_ptr", "storage", "untyped_storage")  # methods that tell where t
 DATA = torch.Tensor.data
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """A tensor of a checkpoint."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Step:
-    """What a function of torch returns. `args`, `kwargs`: its arguments, with `Stored` and `Step` in the place of
-    deferred tensors. `part`: the place in the sequence that it returns; None if it returns one tensor."""
+    """A call of a function of torch. `args`, `kwargs`: its arguments, with recipes in the place of deferred tensors.
+    `part`: the place in the sequence that it returns; None if it returns one tensor."""
 
     function: Callable[..., Any]
     args: Any
@@ -48,11 +41,11 @@ class Deferred(torch.Tensor):
     views. Functions that change a tensor in place raise NotImplementedError.
     """
 
-    recipe: Stored | Step
+    recipe: Tensor | Step
     form: torch.Tensor  # the same tensor on the device "meta", which has no elements
 
     @staticmethod
-    def __new__(cls: type["Deferred"], recipe: Stored | Step, form: torch.Tensor) -> "Deferred":
+    def __new__(cls: type["Deferred"], recipe: Tensor | Step, form: torch.Tensor) -> "Deferred":
         # on the CPU, because libraries take the device "meta" for a weight that the checkpoint lacks
         self = torch.Tensor._make_wrapper_subclass(cls, form.shape, dtype=form.dtype, device="cpu")
         self.recipe, self.form = recipe, form
@@ -72,7 +65,7 @@ def of(tensor: Tensor) -> Deferred:
     """Return a stored tensor as one of torch. Raises ValueError for a dtype that CTranslate2's loaders do not know."""
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{tensor.name} has the dtype {tensor.dtype}")
-    return Deferred(Stored(tensor), torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta"))
+    return Deferred(tensor, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta"))
 
 
 def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -162,8 +155,8 @@ def _form(value: Any) -> Any:
 def _value(value: Any) -> Any:
     """Return the elements of a deferred tensor, or of a step to one."""
     recipe = _recipe(value)
-    if isinstance(recipe, Stored):
-        return _read(recipe.tensor)
+    if isinstance(recipe, Tensor):
+        return _read(recipe)
     if not isinstance(recipe, Step):
         return recipe
     found = recipe.function(*_each(_value, recipe.args), **_each(_value, recipe.kwargs))
@@ -186,18 +179,17 @@ def _of_bytes(data: memoryview, tensor: Tensor) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def _blocks(recipe: Stored | Step) -> Iterator[torch.Tensor]:
-    if isinstance(recipe, Stored):
-        tensor = recipe.tensor
-        if not tensor.shape or not tensor.numel:
-            yield _read(tensor)
+def _blocks(recipe: Tensor | Step) -> Iterator[torch.Tensor]:
+    if isinstance(recipe, Tensor):
+        if not recipe.shape or not recipe.numel:
+            yield _read(recipe)
             return
-        row = tensor.nbytes // tensor.shape[0]
-        for data in tensor.chunks(max(1, BLOCK * DTYPE_BYTES[tensor.dtype] // row) * row):
-            yield _of_bytes(data, tensor).reshape(-1, *tensor.shape[1:])
+        row = recipe.nbytes // recipe.shape[0]
+        for data in recipe.chunks(max(1, BLOCK * DTYPE_BYTES[recipe.dtype] // row) * row):
+            yield _of_bytes(data, recipe).reshape(-1, *recipe.shape[1:])
     elif recipe.function is torch.cat and len(recipe.args) == 1 and not recipe.kwargs:
         for each in recipe.args[0]:
-            yield from _blocks(each) if isinstance(each, Stored | Step) else _rows(each)
+            yield from _blocks(each) if isinstance(each, Tensor | Step) else _rows(each)
     elif recipe.function is torch.Tensor.to:
         yield from (block.to(*recipe.args[1:]) for block in _blocks(recipe.args[0]))
     else:

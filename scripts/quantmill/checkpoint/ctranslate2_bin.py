@@ -122,7 +122,8 @@ def write(
             count += 1
             nbytes = math.prod(each.shape) * BYTES[each.dtype]
             if nbytes >= 2**32:
-                raise UserError(f"{each.name} would have {nbytes / 1e9:.1f} GB, and CTranslate2's model.bin holds 4.29")
+                has = f"{each.name} has {nbytes / 1e9:.1f} GB as {each.dtype}"
+                raise UserError(f"{has}, and a variable of CTranslate2 at most 4.29; choose a smaller type")
             write_all(file, _packed(each.name) + struct.pack(f"<B{len(each.shape)}I", len(each.shape), *each.shape))
             write_all(file, struct.pack("<BI", CODES[each.dtype], nbytes))
             end = file.tell() + nbytes
