@@ -107,6 +107,7 @@ lint: $(BOOTSTRAP)
 	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md results/ct2.json --check
 	$(BIN)/python scripts/quantmill report.update_readme results/vllm-upgrade/README.md results/vllm-upgrade/compared.json --check
 	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json --check
 
@@ -168,6 +169,7 @@ readme:
 	$(BIN)/python scripts/quantmill report.write_schema
 	$(BIN)/python scripts/quantmill environments.versions results/versions.json
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md results/ct2.json
 	$(BIN)/python scripts/quantmill report.update_readme results/vllm-upgrade/README.md results/vllm-upgrade/compared.json
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done
