@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quantmill.checkpoint.finite import first_not_finite
-from quantmill.checkpoint.tensor import Tensor, rechunk, row_major
+from quantmill.checkpoint.tensor import CHUNK, Tensor, rechunk, row_major
 from quantmill.common.program import UserError
 from quantmill.layouts import FLOATS, NUMPY, array
 
@@ -29,9 +29,9 @@ class Decoded(Tensor):
     scales: Tensor
     pieces: Callable[[], Iterator[np.ndarray]]
 
-    def chunks(self) -> Iterator[memoryview]:
+    def chunks(self, size: int = CHUNK) -> Iterator[memoryview]:
         """See `Tensor.chunks`. Raises `UserError` for a weight that is NaN or beyond the dtype's range."""
-        return rechunk(self._stored())
+        return rechunk(self._stored(), size)
 
     def _stored(self) -> Iterator[memoryview]:
         place, pieces = 0, self.pieces()
