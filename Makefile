@@ -7,6 +7,7 @@ BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
 RECORDED := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
+FIGURES := results/ct2.json results/scoring.json# tables of docs/FIGURES.md
 AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 
@@ -107,7 +108,7 @@ lint: $(BOOTSTRAP)
 	for run in $(RECORDED); do $(BIN)/python scripts/quantmill report.update_readme $$run/README.md $$run $$(ls $$run/perplexities*.json $$run/by-hand*.json 2>/dev/null) --check || exit 1; done
 	$(BIN)/python scripts/quantmill report.update_readme results/repeats/README.md results/repeats/rows.json results/repeats/simulated.json --check
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json --check
-	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md results/ct2.json --check
+	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md $(FIGURES) --check
 	$(BIN)/python scripts/quantmill report.update_readme results/vllm-upgrade/README.md results/vllm-upgrade/compared.json --check
 	$(BIN)/python scripts/quantmill report.update_readme docs/METHODS.md results/repeats/shares.json --check
 
@@ -169,7 +170,7 @@ readme:
 	$(BIN)/python scripts/quantmill report.write_schema
 	$(BIN)/python scripts/quantmill environments.versions results/versions.json
 	$(BIN)/python scripts/quantmill report.update_readme docs/VERSIONS.md results/versions.json
-	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md results/ct2.json
+	$(BIN)/python scripts/quantmill report.update_readme docs/FIGURES.md $(FIGURES)
 	$(BIN)/python scripts/quantmill report.update_readme results/vllm-upgrade/README.md results/vllm-upgrade/compared.json
 	$(BIN)/python scripts/quantmill report.update_readme README.md results/smollm2 --short
 	for page in $(QUOTING); do $(BIN)/python scripts/quantmill report.update_readme $$page || exit 1; done

@@ -11,6 +11,10 @@ the figures are positions a second.
 
 --engine scores an artifact of the model by that engine instead: --model is then a folder that an earlier run wrote, and
 --artifact what was built from it.
+
+    envs/torch/bin/python benchmarks/scoring.py --table results/scoring.json results/scoring/*.jsonl
+
+makes the table of docs/FIGURES.md of what was printed.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -34,6 +39,8 @@ from quantmill.metrics.windows import gptq_2048
 from quantmill.quality import reference, teacher_forcing
 from quantmill.quality.measure import score, score_reference
 from quantmill.quality.reference import Reference
+
+HEADERS = 10_000  # bytes of what is kept beside the numbers, at most
 
 
 def make(folder: Path, options: argparse.Namespace) -> None:
@@ -73,7 +80,13 @@ def main() -> None:
     arguments.add_argument("--model", type=Path, help="a folder for the model, which is kept")
     arguments.add_argument("--engine", default="transformers")
     arguments.add_argument("--artifact", type=Path)
+    arguments.add_argument("--table", type=Path, nargs="+", metavar=("OUT", "PRINTED"))
     options = arguments.parse_args()
+    if options.table:
+        out, *printed = options.table
+        lines = [line for path in printed for line in path.read_text().splitlines()]
+        out.write_text(json.dumps([row(json.loads(line)) for line in lines]) + "\n")
+        return
 
     ids = np.random.default_rng(0).integers(options.vocab, size=options.window * options.windows).tolist()
     windows = gptq_2048(len(ids), options.window)
@@ -150,6 +163,28 @@ def on_gpu(engine: engines.Engine, tokens: list[torch.Tensor], run: Callable, ro
         "speed_ratio": statistics.median(ratios),
         "speed_ratios": ratios,
         "gpu_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def row(found: dict[str, Any]) -> dict[str, str]:
+    """Return the row of a table for what was printed once."""
+    ratios = found.get("speed_ratios") or found["ratios"]
+    middle = f"{statistics.median(ratios):.2f}"
+    middle += f", {min(ratios):.2f} to {max(ratios):.2f}" if len(ratios) > 1 else ""
+    gpu = found["device"] == "cuda"
+    beyond = found["kept_bytes"] - reference.logits_bytes(found["positions"], found["vocab"])  # of logits, a header
+    return {
+        "model": f"{found['kind']}, {found['hidden']:,} wide, {found['layers']} layers",
+        "vocabulary": f"{found['vocab']:,}",
+        "engine": found["engine"],
+        "kept of the reference": "logits" if 0 <= beyond < HEADERS else "states",
+        "window x number": f"{found['window']:,} x {found['windows']}",
+        "n": str(len(ratios)),
+        "CPU: time": "" if gpu else middle,
+        "memory, MiB": "" if gpu else f"{found['memory_mib']:,.0f}",
+        "H200: speed": middle if gpu else "",
+        "positions/s": f"{found['scored_per_second']:,.0f}" if gpu else "",
+        "of the loop": f"{found['plain_per_second']:,.0f}" if gpu else "",
     }
 
 
