@@ -54,7 +54,8 @@ def run_step(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.step == "expected":
         first = text.first(expected.WINDOWS)
-        kept.write_text(json.dumps(expected.predict(model, first, *asked, False, None, "")))
+        made = expected.predict(model, first, *asked, False, None, "")
+        kept.write_text(json.dumps(made | {"against": "the source's weights"}))
     else:
         engine = engines.load("transformers", model, *asked)
         found["streamed"] = "weights" in engine.versions()
