@@ -221,6 +221,9 @@ def caveats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for cell, change in ((cells[1], doubts), (cells[2], elsewhere)):
         path = Path(cell["latency"])
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = Path(cells[1]["artifact"]) / "quantmill.json"
+    experts = {"experts": {"count": 8, "few": 64, "below": 2, "unreached": [], "tokens": {"layer": [9, 50, *[99] * 6]}}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | experts))
     return build(folder, ["only"], cells)
 
 

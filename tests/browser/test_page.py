@@ -119,6 +119,13 @@ def test_the_worst_passage_is_shown_in_its_context(study: Path, visit: Visit) ->
     expect(worst).to_contain_text("0.5 nats")
 
 
+def test_the_share_of_experts_that_saw_little_is_drawn(caveats: Path, visit: Visit) -> None:
+    page = visit(caveats)
+    item = page.locator("#details li", has=page.locator("meter"))
+    expect(item).to_have_text("doubtful the router sent fewer than 64 calibration tokens to 25% of 8 experts")
+    assert item.locator("meter").evaluate("each => [each.value / each.max, each.clientWidth > 20]") == [0.25, True]
+
+
 def test_two_runs_have_provenance_and_no_closer_look(study: Path, visit: Visit, tmp_path: Path) -> None:
     page = visit(side_by_side(study, study, tmp_path / "both.html"))
     expect(page.locator("#details-section")).to_be_hidden()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_a_files_hash_and_its_first_fault(tmp_path: Path) -> None:
     held = safetensors_file.read(tmp_path / "x")
     assert finite.sha256(tmp_path / "x", held.values()) == manifest.sha256(tmp_path / "x")
     assert finite.sha256(tmp_path / "w", [tensors[0]]) == manifest.sha256(tmp_path / "w")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "bits"), [("F16", "<u2", 0x7E00), ("F8_E4M3", "u1", 0x7F), ("F32", "<u4", 0xFF800000)]
+)
+def test_where_a_tensors_first_fault_is(tmp_path: Path, dtype: str, kind: str, bits: int) -> None:
+    """In its second piece, as indices of the whole; other dtypes have none."""
+    values = np.zeros((CHUNK // 2, 3), kind)
+    assert finite.first_place(write_tensor(tmp_path / "w", values.tobytes(), dtype, values.size)) is None
+    values[CHUNK // 2 - 1, 1:] = bits
+    tensor = write_tensor(tmp_path / "w", values.tobytes(), dtype, values.size)
+    assert finite.first_place(replace(tensor, shape=values.shape, stride=(3, 1))) == [CHUNK // 2 - 1, 1]
+    assert finite.first_place(replace(tensor, dtype="U8", shape=(3,), stride=(1,))) is None
 
 
 def model(folder: Path, place: tuple[int, int], value: float) -> Path:

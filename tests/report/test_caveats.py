@@ -270,6 +270,8 @@ def test_experts_that_no_text_reached_are_a_warning(tmp_path: Path) -> None:
         "dense": None,
         "all": {"count": 8, "unreached": []},
         "some": {"count": 1024, "unreached": [f"model.layers.3.mlp.experts.{number}" for number in (7, 9)]},
+        "none, but all were shown": {"count": 8, "unreached": ["layer.1"], "all_tokens": True},
+        "unknown, but all were shown": {"unknown": "memory short", "all_tokens": True},
         "unknown": {"unknown": "memory short"},
     }
     made = {name: cell(tmp_path, name, 10, None) for name in found}

@@ -11,6 +11,7 @@ from auto_round import AutoRound
 from auto_round.algorithms.quantization.sign_round.config import SignRoundConfig
 from transformers import AutoModelForCausalLM
 
+from quantmill.build.quantizer.experts import are_stacked
 from quantmill.build.quantizer.placement import AUTOROUND
 from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.common import tokenizer
@@ -19,7 +20,12 @@ EXPORTS = {"gptq": "auto_gptq", "awq": "auto_awq"}
 
 
 def quantize(task: BuildTask) -> None:
-    """Call AutoRound with the samples' ids."""
+    """Call AutoRound with the samples' ids. Raises `ValueError` for a model that would load as another one."""
+    if are_stacked(task.src):
+        why = (
+            "AutoRound stores gate and up of each expert, and gptqmodel, which runs the result, expects halves of both"
+        )
+        raise ValueError(f"{why}; gptq-int4 is a format for it")
     words = dict(task.parameters)
     layout = words.pop("layout")
     samples = [torch.tensor([ids]) for ids in task.calibration.samples]

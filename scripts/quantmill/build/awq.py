@@ -1,4 +1,5 @@
-"""Quantize a model to AWQ with autoawq, or with gptqmodel where autoawq does not know the architecture.
+"""Quantize a model to AWQ with autoawq, or with gptqmodel where autoawq does not know the architecture, or the model is
+a mixture of experts.
 
     python scripts/quantmill build.awq SRC DST --calibration calibration.json --evaluation evaluation.json
         --parameters '{"tool": "auto", "w_bit": 4, "q_group_size": "auto", "zero_point": true, "version": "GEMM"}'
@@ -14,8 +15,9 @@ from transformers import GenerationConfig
 
 from quantmill.build.quantizer.gptqmodel_tool import load_gptqmodel, save_gptqmodel
 from quantmill.build.quantizer.program import BuildTask, Tool
-from quantmill.checkpoint import shards
+from quantmill.checkpoint import is_mixture, shards
 from quantmill.common import tokenizer
+from quantmill.common.model_config import of_text
 
 
 def quantizer() -> type:
@@ -52,7 +54,9 @@ def quantize(task: BuildTask) -> None:
         raise ValueError(f"gptqmodel, which runs the result, splits {fused[0]} wrongly; gptq-int4 is right")
     tool = task.parameters.pop("tool")
     if tool == "auto":
-        tool = "autoawq" if source.config().get("model_type") in AWQ_CAUSAL_LM_MODEL_MAP else "gptqmodel"
+        known = source.config().get("model_type") in AWQ_CAUSAL_LM_MODEL_MAP
+        # autoawq wants a module for each expert, and transformers 5 has one for all
+        tool = "autoawq" if known and not is_mixture(of_text(source.config())) else "gptqmodel"
     task.facts.update(tool=tool, tool_version=version(tool))
     (by_autoawq if tool == "autoawq" else by_gptqmodel)(task)
 

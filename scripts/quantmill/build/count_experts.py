@@ -1,4 +1,4 @@
-"""Write the experts of a mixture that a calibration text reaches, as transformers routes its tokens.
+"""Count the calibration tokens that each expert of a mixture sees, as transformers routes them.
 
     python scripts/quantmill build.count_experts MODEL OUT --calibration calibration.json --evaluation evaluation.json
         --samples 128 --sequence-length 2048 [--seed 0]
@@ -16,6 +16,7 @@ import torch
 
 from quantmill import devices, engines
 from quantmill.build.quantizer import calibration
+from quantmill.build.quantizer.experts import facts
 from quantmill.common.atomic import write_json
 from quantmill.common.program import parser
 
@@ -27,6 +28,7 @@ class Counts:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.tokens: dict[str, torch.Tensor] = {}
+        self.width = 0  # of a token's state
         for path, module in model.named_modules():
             if path.rpartition(".")[2] != NAME:
                 continue
@@ -40,13 +42,16 @@ class Counts:
     def _of_one(self, path: str, number: int) -> Callable[..., None]:
         def count(_: torch.nn.Module, inputs: tuple[Any, ...], words: dict[str, Any]) -> None:
             rows = next(each for each in (*inputs, *words.values()) if torch.is_tensor(each))
-            self.tokens[path][number] += rows.numel() // rows.shape[-1]
+            self.width = rows.shape[-1]
+            self.tokens[path][number] += rows.numel() // self.width
 
         return count
 
     def _of_all(self, path: str) -> Callable[..., None]:
         def count(module: torch.nn.Module, inputs: tuple[Any, ...], words: dict[str, Any]) -> None:
-            chosen = [each for each in (*inputs, *words.values()) if torch.is_tensor(each) and each.dtype == torch.long]
+            given = [each for each in (*inputs, *words.values()) if torch.is_tensor(each)]
+            chosen = [each for each in given if each.dtype == torch.long]
+            self.width = given[0].shape[-1]
             experts = getattr(module, "num_experts", None) or len(next(module.parameters()))
             if chosen:
                 found = torch.bincount(chosen[0].flatten().cpu(), minlength=experts)[:experts]
@@ -55,13 +60,11 @@ class Counts:
         return count
 
     def as_json(self) -> dict[str, Any]:
-        """Return the number of experts and the names of those that no token reached, or why they are unknown."""
-        names = [
-            (f"{path}.{number}", int(n)) for path, tokens in self.tokens.items() for number, n in enumerate(tokens)
-        ]
-        if not any(n for _, n in names):
+        """Return the `facts` of the experts, or why they are unknown."""
+        tokens = {path: counts.tolist() for path, counts in self.tokens.items()}
+        if not any(map(any, tokens.values())):
             return {"unknown": "its routers do not say where they send a token"}
-        return {"count": len(names), "unreached": [name for name, n in names if not n]}
+        return facts(tokens, self.width)
 
 
 def main() -> None:

@@ -101,13 +101,13 @@ def main() -> None:
     origin = manifest.read_checked(options.src)
     if options.base:
         manifest.read_checked(options.base)
-    parameters, calibration = {"type": options.type}, None
+    parameters = {"type": options.type}
+    matrix = manifest.read(options.imatrix) if options.imatrix else {}
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         out = (folder / files.MODEL).absolute()
         if options.base:
             parameters = quantize(out, options)
-            calibration = manifest.read(options.imatrix)["calibration_sha256"] if options.imatrix else None
         else:
             parameters["pre_tokenizer"] = pre_tokenizer(folder, origin, options)
             convert(options.src, out, options.type, options.name, parameters["pre_tokenizer"])
@@ -125,6 +125,7 @@ def main() -> None:
             parameters=parameters | {"tensors": files.types(content)},
             weight_files=[files.MODEL],
             weight_bytes_per_token=files.bytes_per_token(content),
-            calibration_sha256=calibration,
+            calibration_sha256=matrix.get("calibration_sha256"),
+            experts=matrix.get("experts"),
             peak_memory_bytes=peak,
         )

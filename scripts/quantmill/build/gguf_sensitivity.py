@@ -9,10 +9,12 @@ divergence is PROBE's times the ratio of their squared errors, weighted by the i
 divergence is proportional to that error. OUT is a JSON file with bytes and divergence of each tensor and type, and
 `checks`, which compare some estimates with measurements.
 
-This works for models whose matrices llama.cpp stores unchanged up to the order of rows: not for stacked experts.
+This works for models whose matrices llama.cpp stores unchanged up to the order of rows. The experts of a layer, which
+it keeps in one tensor, are rounded together.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -48,12 +50,12 @@ def parameters_of(model: Model, base: gguf_file.Gguf, wanted: list[str]) -> dict
     architecture = base.metadata["general.architecture"]
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[architecture], base.metadata[f"{architecture}.block_count"])
-    found = {names.get_name(name, try_suffixes=(".weight",)): name for name in model.matrices}
+    every = (*model.matrices, *model.experts)
+    found = {f"{names.get_name(name.removesuffix('.weight'))}.weight": name for name in every}
     for tensor in wanted:
-        if tensor not in found or not same_columns(base.tensors[tensor], model.weights(found[tensor])):
+        if tensor not in found or not model.settle(found[tensor], partial(same_columns, base.tensors[tensor])):
             raise UserError(
-                f"{base.path}: {tensor} is not a matrix of transformers' model (stacked experts are not); "
-                "leave gguf-mixed out for this model"
+                f"{base.path}: {tensor} is not a matrix of transformers' model; leave gguf-mixed out for this model"
             )
     return {tensor: found[tensor] for tensor in wanted}
 
@@ -63,7 +65,7 @@ def same_columns(record: gguf_file.Tensor, matrix: np.ndarray) -> bool:
     if record.shape != matrix.shape or record.type != "F16":
         return False
     stored = np.memmap(record.path, np.float16, "r", record.offset, record.shape)
-    theirs, ours = (np.square(each, dtype=np.float32).sum(axis=0) for each in (stored, matrix))
+    theirs, ours = (np.square(each, dtype=np.float32).sum(axis=-2) for each in (stored, matrix))
     return np.allclose(ours, theirs, rtol=1e-2, atol=1e-3 * ours.max())
 
 
@@ -74,19 +76,20 @@ def candidates(columns: int, importance: np.ndarray | None) -> list[str]:
 
 
 def measure(model: Model, name: str, importance: np.ndarray | None, threads: int) -> dict[str, dict[str, float]]:
-    """Estimate the bytes and the divergence of each type for a matrix, from one measurement."""
+    """Estimate the bytes and the divergence of each type for a matrix, or a layer's experts, from one measurement."""
     weights = model.weights(name)
-    sample = weights[np.unique(np.linspace(0, len(weights) - 1, ROWS).astype(int))]
+    count = max(1, ROWS // len(weights)) if weights.ndim == 3 else ROWS
+    sample = weights[..., np.unique(np.linspace(0, weights.shape[-2] - 1, count).astype(int)), :]
 
     def error(type_: str) -> float:
-        squares = np.square(ggml.round_trip(sample, type_, importance, threads) - sample).sum(axis=0, dtype=np.float64)
-        return float(squares.sum() if importance is None else squares @ importance)
+        squares = np.square(ggml.round_trip(sample, type_, importance, threads) - sample).sum(axis=-2, dtype=np.float64)
+        return float(squares.sum() if importance is None else (squares * importance).sum())
 
     kld = model.divergence(name, ggml.round_trip(weights, PROBE, importance, threads))
     unit = error(PROBE) or 1.0
     return {
         type_: {"bytes": ggml.nbytes(type_, weights.shape), "kld": kld * error(type_) / unit}
-        for type_ in candidates(weights.shape[1], importance)
+        for type_ in candidates(weights.shape[-1], importance)
     }
 
 

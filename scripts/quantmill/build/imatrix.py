@@ -12,15 +12,14 @@ import shutil
 from pathlib import Path
 
 from quantmill import devices, llamacpp
-from quantmill.build.quantizer import calibration
+from quantmill.build.quantizer import calibration, experts
 from quantmill.common import manifest
 from quantmill.common.atomic import write_atomically
 from quantmill.common.program import UserError, parser
-from quantmill.llamacpp import files, vocabulary
+from quantmill.llamacpp import files, quantizer, vocabulary
 from quantmill.tokens import plain_text
 from quantmill.tokens.files import Tokens
 
-NAME = "imatrix.gguf"
 TEXT = "calibration.txt"
 
 
@@ -51,12 +50,13 @@ def main() -> None:
     with write_atomically(options.dst) as folder:
         folder.mkdir()
         (folder / TEXT).write_text(text, encoding="utf-8")
-        command = ["-m", file, "-f", TEXT, "-o", NAME, "-c", length, "--chunks", chunks, "--no-ppl"]
+        command = ["-m", file, "-f", TEXT, "-o", quantizer.IMATRIX, "-c", length, "--chunks", chunks, "--no-ppl"]
         command += ["-t", options.threads, *(["--device", "none"] if device == "cpu" else [])]
         llamacpp.call("llama-imatrix", *command, cwd=folder)
-        if not (folder / NAME).exists():
+        if not (folder / quantizer.IMATRIX).exists():
             raise UserError(f"{options.base}: llama-imatrix wrote nothing; its messages are in the log")
         shutil.rmtree(folder / ".cache", ignore_errors=True)
+        tokens_of_experts, width = quantizer.expert_tokens(folder)
         manifest.write(
             folder,
             format="imatrix",
@@ -65,5 +65,6 @@ def main() -> None:
             parameters={"samples": chunks, "sequence_length": length},
             source=origin["source"],
             calibration_sha256=tokens.text_sha256,
+            experts=experts.facts(tokens_of_experts, width) if tokens_of_experts else None,
             peak_memory_bytes=manifest.peak_rss_bytes(children=True),
         )

@@ -17,6 +17,7 @@ from llmcompressor.modifiers.quantization import QuantizationModifier
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from quantmill.build.quantizer import ranks
+from quantmill.build.quantizer.experts import are_stacked
 from quantmill.build.quantizer.placement import LLM_COMPRESSOR
 from quantmill.build.quantizer.program import BuildTask, Tool
 from quantmill.checkpoint.tensor import Tensor
@@ -39,7 +40,13 @@ def recipe(task: BuildTask) -> GPTQModifier | QuantizationModifier:
 
 
 def quantize(task: BuildTask) -> None:
-    """Call llm-compressor, on several GPUs in a process for each."""
+    """Call llm-compressor, on several GPUs in a process for each.
+
+    Raises `ValueError` for a model that would be quantized and not load, such as gpt-oss.
+    """
+    if are_stacked(task.src):
+        why = "llm-compressor stores experts one by one, and transformers loads this model's only in one tensor"
+        raise ValueError(f"{why}; gptq-int4 is a format for it")
     if task.gpu.gpus > 1:
         ranks.run("build.llmcompressor_rank", task)
     else:
@@ -81,4 +88,5 @@ main = Tool(
     calibrated=lambda parameters: parameters["scheme"] in CALIBRATED,
     cast=cast,
     placements=LLM_COMPRESSOR,
+    all_experts=True,  # `moe_calibrate_all_experts`, its default
 ).build

@@ -42,6 +42,16 @@ def first_not_finite(data: memoryview, dtype: str) -> int | None:
     return int(np.argmax(magnitude >= least)) * signed.itemsize // DTYPE_BYTES[dtype]
 
 
+def first_place(tensor: Tensor) -> list[int] | None:
+    """Return the indices of a stored tensor's first element that is NaN or infinite; None if all are finite."""
+    done = 0
+    for chunk in tensor.chunks():
+        if (found := first_not_finite(chunk, tensor.dtype)) is not None:
+            return [int(index) for index in np.unravel_index(done + found, tensor.shape)]
+        done += len(chunk) // DTYPE_BYTES[tensor.dtype]
+    return None
+
+
 def copy(tensor: Tensor, target: io.FileIO) -> None:
     """Append a tensor's elements to a file, as `copying.copy`. Raises `UserError` for NaN and infinity."""
     for chunk in _finite_chunks(tensor, tensor):

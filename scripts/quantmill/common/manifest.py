@@ -79,7 +79,8 @@ def write(
         gate: result of the quality gate; its `seconds` do not count as build time.
         hashes: known SHA-256 of files, or None for a file that is not to be hashed.
         prebuilt: the artifact was not built by Quantmill.
-        experts: for a calibrated mixture, the number of experts and those that no text reached.
+        experts: for a calibrated mixture, the calibration tokens that its routers sent to each expert
+            (`build.quantizer.experts.facts`), or why that is unknown.
         placement: of a build on GPUs, what the tool kept on them, and the memory that it took.
         peak_memory_bytes: peak of the build, if that is not this program's peak.
     """

@@ -40,6 +40,7 @@ from quantmill.checkpoint import shards
 from quantmill.checkpoint.float16 import CAST, as_float
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
+from quantmill.layouts import stacked
 
 FLOATS = CAST | {"F16"}
 Reading = Callable[[Tensor], np.ndarray]
@@ -145,12 +146,21 @@ class Layer:
 def read_layers(
     artifact: Path, source: Checkpoint, markers: Iterable[str], weights: Callable[[Layer], np.ndarray]
 ) -> Reading:
-    """Return the `Reading` of safetensors: layers with a part of `markers` by `weights`, other tensors as stored."""
+    """Return the `Reading` of safetensors: layers with a part of `markers` by `weights`, other tensors as stored.
+
+    Experts that the source stacks may be stored one by one.
+    """
     stored = stored_tensors(artifact, source)
 
-    def reading(tensor: Tensor) -> np.ndarray:
+    def read_one(tensor: Tensor) -> np.ndarray:
         layer = Layer(tensor, stored)
         return weights(layer) if any(part in layer for part in markers) else find(stored, tensor.name)
+
+    read_stack = stacked.reader(source, read_one, array)
+
+    def reading(tensor: Tensor) -> np.ndarray:
+        one_by_one = tensor.name not in stored and stacked.STACKED.fullmatch(tensor.name)
+        return (read_stack if one_by_one else read_one)(tensor)
 
     return reading
 

@@ -19,7 +19,7 @@ from quantmill.checkpoint import gguf_file
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.program import UserError
-from quantmill.layouts import Reading, Unread, array, step_round
+from quantmill.layouts import Reading, Unread, array, stacked, step_round
 from quantmill.llamacpp import files
 
 NEAR = 0.8  # of the source's norm: the largest distance, which two bits a weight may have
@@ -56,6 +56,8 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
     def stored(tensor: Tensor) -> np.ndarray:
         expert = EXPERT.search(tensor.name)
         name = names.get_name(EXPERT.sub(".experts.", tensor.name), try_suffixes=(".weight", ".bias"))
+        if name not in content.tensors:  # gpt-oss's sinks have no `.weight`
+            name = f"{name}.weight"
         if name not in content.tensors:
             raise Unread(f"it holds no {tensor.name}")
         record = content.tensors[name]
@@ -68,8 +70,11 @@ def read(artifact: Path, source: Checkpoint) -> Reading:
         rows = raw.reshape(*shape[:-1], -1)
         return gguf.quants.dequantize(rows.view(FLOATS.get(record.type, np.uint8)), kind).astype(np.float32)
 
+    read_stack = stacked.reader(source, stored, array)
+
     def weights(tensor: Tensor) -> np.ndarray:
-        values, theirs = stored(tensor), array(tensor).astype(np.float32)
+        read = read_stack if stacked.STACKED.fullmatch(tensor.name) else stored
+        values, theirs = read(tensor), array(tensor).astype(np.float32)
         found = min(
             (each for each in ways(values, heads, kv_heads) if each.shape == theirs.shape),
             key=lambda each: float(np.linalg.norm(each - theirs)),

@@ -8,12 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from quantmill.checkpoint import EMBEDDINGS, HEAD, conversion, headers, portable, safetensors_file, sharding, used
+from quantmill.checkpoint import (
+    EMBEDDINGS,
+    HEAD,
+    conversion,
+    finite,
+    headers,
+    portable,
+    safetensors_file,
+    sharding,
+    used,
+)
 from quantmill.checkpoint.copying import copy, write_all
 from quantmill.checkpoint.float16 import fits
 from quantmill.checkpoint.shards import Checkpoint
 from quantmill.checkpoint.tensor import Tensor
 from quantmill.common.atomic import share
+from quantmill.common.program import UserError
 from quantmill.layouts import FLOATS, NUMPY, Reading, Unread
 
 
@@ -21,7 +32,7 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
     """Write a model's folder that transformers loads: a source's config.json, and the weights of an artifact.
 
     Tensors that the model does not use, by the source's manifest, are left out. Raises `Unread` for weights that cannot
-    be read.
+    be read, and `UserError` for those that are NaN or infinite.
 
     Args:
         reading: the artifact's weights; None: the source's own files, shared.
@@ -58,9 +69,12 @@ def write_model(folder: Path, source: Checkpoint, reading: Reading | None, dtype
         if tensor.dtype not in FLOATS:  # buffers of integers
             copy(tensor, target)
             return
-        weights = reading(tensor)
+        weights = np.ascontiguousarray(reading(tensor), np.float32)
         if weights.shape != tensor.shape:
             raise Unread(f"{tensor.name} has shape {list(weights.shape)}, not {list(tensor.shape)}")
+        if (place := finite.first_not_finite(weights.reshape(-1).view(np.uint8).data, "F32")) is not None:
+            where = [int(index) for index in np.unravel_index(place, weights.shape)]
+            raise UserError(f"by its numbers and scales, {tensor.name} is NaN or infinite at {where}; build it again")
         write_all(target, np.ascontiguousarray(weights, NUMPY[stored_dtype(tensor)]).reshape(-1).view(np.uint8).data)
 
     write_file = partial(safetensors_file.write, dtype=stored_dtype, copy=write_weights)

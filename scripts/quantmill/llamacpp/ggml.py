@@ -40,8 +40,11 @@ def round_trip(weights: np.ndarray, type_: str, importance: np.ndarray | None, t
     """Quantize float32 weights [rows, columns] to a type and dequantize them.
 
     importance: float32 [columns], a column's weight in the squared error; None: all equal. Rows are quantized
-    independently of each other.
+    independently of each other. Weights of experts are [experts, rows, columns], and importance [experts, columns].
     """
+    if weights.ndim == 3:
+        each = importance if importance is not None else [None] * len(weights)
+        return np.stack([round_trip(one, type_, own, threads) for one, own in zip(weights, each, strict=True)])
     rows, columns = weights.shape
     size = max(1, CHUNK // columns)
     out = np.empty((rows, columns), np.float32)

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from quantmill.llamacpp import files, ggml, mixture
 
 IMATRIX = "imatrix.gguf"
 LINE = re.compile(r"^\[ *\d+/ *\d+\] (\S+) .* MiB -> .* MiB \((\w+)\)$", re.MULTILINE)
+READS_STATE = re.compile(r"blk\.\d+\.ffn_(up|gate_up)_exps\.weight")  # of a layer's experts; the others count the same
 UP = 32  # bytes; llama-quantize pads each tensor to a multiple
 KEYS = 1024  # bytes of metadata that it adds at most: the importance matrix's path and two numbers
 
@@ -74,17 +74,35 @@ def type_lines(chosen: Mapping[str, mixture.Choice]) -> str:
 def importance(imatrix: Path) -> dict[str, np.ndarray]:
     """Map tensors to the mean square of each column's inputs, float32 [columns], as llama-quantize reads them.
 
-    Tensors of experts, which have several of them, are left out.
+    Of experts, which share a tensor, it is [experts, columns]. For one that no token reached all columns are equal.
     """
-    tensors = gguf_file.read(imatrix / IMATRIX).tensors
     found = {}
+    for tensor, sums, counts in _sums(imatrix):
+        means = sums / np.maximum(counts, 1)[:, None]
+        means[counts == 0] = 1
+        found[tensor] = means if len(counts) > 1 else means[0]
+    return found
+
+
+def expert_tokens(imatrix: Path) -> tuple[dict[str, list[int]], int]:
+    """Return the tokens that each expert saw, by the tensor of its layer, and the width of a token's state.
+
+    The names are empty for a model without experts.
+    """
+    tokens, width = {}, 0
+    for tensor, sums, counts in _sums(imatrix):
+        if READS_STATE.fullmatch(tensor):
+            tokens[tensor], width = counts.astype(int).tolist(), sums.shape[1]
+    return tokens, width
+
+
+def _sums(imatrix: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield each tensor's sums of squares of its inputs, float32 [experts or 1, columns], and tokens of each."""
+    tensors = gguf_file.read(imatrix / IMATRIX).tensors
     for name, record in tensors.items():
         tensor = name.removesuffix(".in_sum2")
-        if tensor != name and prod(record.shape) == record.shape[-1]:
-            count = float(_floats(tensors[f"{tensor}.counts"])[0])
-            sums = _floats(record)
-            found[tensor] = sums / np.float32(count) if count > 0 else np.ones_like(sums)
-    return found
+        if tensor != name:
+            yield tensor, _floats(record).reshape(-1, record.shape[-1]), _floats(tensors[f"{tensor}.counts"])
 
 
 def _floats(record: gguf_file.Tensor) -> np.ndarray:

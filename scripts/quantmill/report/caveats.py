@@ -41,6 +41,8 @@ def unchecked(row: Row) -> str | None:
 def experts_warning(row: Row) -> str | None:
     """Warn of a mixture's experts that no calibration text reached, or of which this is not known."""
     found = (row["artifact"] or {}).get("experts") or {}
+    if found.get("all_tokens"):  # its tool showed them to each expert
+        return None
     if "unknown" in found:
         return f"whether its calibration text reached every expert is unknown: {found['unknown']}"
     names = found.get("unreached")

@@ -79,6 +79,18 @@ def provenance(row: Row) -> list[Any]:
     ]
 
 
+def experts(row: Row) -> dict[str, Any] | None:
+    """Return how many experts of a mixture saw few calibration tokens, and how many none; None if that is unknown."""
+    found = (row["artifact"] or {}).get("experts") or {}
+    if "few" not in found:
+        return None
+    names = ("count", "few", "below")
+    return {name: found[name] for name in names} | {
+        "none": len(found["unreached"]),
+        "all": bool(found.get("all_tokens")),
+    }
+
+
 def differences(rows: Sequence[Row]) -> list[str]:
     """Describe how rows of one model were measured differently: devices, drivers, versions of the same library."""
     found = []
@@ -137,6 +149,7 @@ def row_data(row: Row, drawn: Mapping[str, Any], pool: Pool, table: Sequence[Col
         "differs": row["differs"],
         "dominated by": row["dominated_by"] or [],
         "unchecked": caveats.unchecked(row),
+        "experts": experts(row),
         "warnings": row["warnings"],
         "own": deployed.why_own(row),
         "bandwidth disturbed": bool(row["device_bandwidth"] and row["device_bandwidth"]["disturbed"]),

@@ -19,11 +19,11 @@ import torch
 
 from quantmill import devices
 from quantmill.build import check_parameters, finish, parser
-from quantmill.build.quantizer import calibration, gpu_memory, linear_layers
+from quantmill.build.quantizer import calibration, experts, gpu_memory, linear_layers
 from quantmill.build.quantizer.calibration import Calibration
 from quantmill.build.quantizer.gpu_memory import GpuMemory
 from quantmill.build.quantizer.placement import Placement
-from quantmill.checkpoint import is_mixture, reads_more_than_text, safetensors_file, sharding, shards
+from quantmill.checkpoint import finite, is_mixture, reads_more_than_text, safetensors_file, sharding, shards
 from quantmill.checkpoint.conversion import drop_tied
 from quantmill.checkpoint.copying import copy
 from quantmill.checkpoint.float16 import BeyondFloat16, stored_dtype, write_float16
@@ -32,7 +32,7 @@ from quantmill.checkpoint.tensor import DTYPE_BYTES, Tensor
 from quantmill.common import manifest, program, remote_code
 from quantmill.common.atomic import clone_or_copy, work_folder, write_atomically
 from quantmill.common.model_config import of_text
-from quantmill.common.program import UserError, first_line, printable, run_child
+from quantmill.common.program import UserError, first_line
 
 remote_code.forbid()
 
@@ -87,7 +87,8 @@ class Tool:
     name: of its package. quantize: calls it. parameters, optional: their names, in its own words. group_size: the
     parameter that may be `auto`. calibrated: whether it calibrates, by the parameters where that differs. cast: which
     floating-point tensors are stored in float16, by the parameters. placements: the fastest first; none if it has no
-    choice of what it keeps on the GPU.
+    choice of what it keeps on the GPU. all_experts: whether it calibrates each expert of a mixture on all tokens,
+    whatever the router chooses.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Tool:
     calibrated: bool | Callable[[Mapping[str, Any]], bool] = True
     cast: Cast = in_float16
     placements: tuple[Placement, ...] = ()
+    all_experts: bool = False
 
     def build(self) -> None:
         """Read the program's arguments, quantize, and write the artifact.
@@ -135,7 +137,7 @@ class Tool:
             folder.mkdir()
             dtype = torch.float32 if options.device == "cpu" else torch.float16
             mixture = bool(samples.samples) and is_mixture(of_text(source.config()))
-            experts = count_experts(options, saved) if mixture else None
+            counted = experts.count(options, saved) | {"all_tokens": self.all_experts} if mixture else None
             task = BuildTask(options.src, saved, resume, parameters, samples, options.device, dtype, facts, gpu)
             try:
                 self.quantize(task)
@@ -148,7 +150,7 @@ class Tool:
             if options.device == "cuda":
                 torch.cuda.empty_cache()
                 facts |= {"placement": gpu.facts()} if self.placements else {}
-            write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, parameters), experts)
+            write_artifact(folder, task, source, options, lambda tensor: self.cast(tensor, parameters), counted)
         shutil.rmtree(resume, ignore_errors=True)
 
 
@@ -158,23 +160,6 @@ def quantize_by_transformers(task: BuildTask, config: Any) -> None:
 
     words = {"quantization_config": config, "device_map": {"": task.device}, "dtype": "auto"}
     AutoModelForCausalLM.from_pretrained(task.src, **words).save_pretrained(task.saved)
-
-
-def count_experts(options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Find the experts of a mixture that the calibration reaches, or why they are unknown.
-
-    This runs in a process of its own, whose memory is free again before the tool starts.
-    """
-    out = work / "experts.json"
-    words = ("calibration", "evaluation", "samples", "sequence_length", "seed", "device", "threads")
-    flags = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in words]
-    result = run_child([*program.command("build.count_experts", options.gate_python), options.src, out, *flags])
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["it was killed; memory short?"])[-1]
-        return {"unknown": printable(last.removeprefix("error: "))}
-    found = json.loads(out.read_text(encoding="utf-8"))
-    out.unlink()
-    return found
 
 
 def resume_folder(
@@ -222,7 +207,7 @@ def write_artifact(
     source: Checkpoint,
     options: argparse.Namespace,
     cast: Callable[[Tensor], bool],
-    experts: dict[str, Any] | None,
+    counted_experts: dict[str, Any] | None,
 ) -> None:
     """Write what a tool saved as an artifact that has passed the quality gate.
 
@@ -230,9 +215,13 @@ def write_artifact(
     quantization_config, and all other files are the source's: the tool's own (paths of temporary folders, a disabled
     cache, rope_theta in one spelling) differ from run to run, or make it another model. GPTQ's quantization is also
     written to quantize_config.json, the only file that auto-gptq reads of a local folder.
+
+    Raises `UserError` for experts that were left unquantized, and for numbers that are not finite.
     """
     written = shards.find(task.saved)
     tensors = drop_tied(source.config(), written.tensors())  # auto-gptq stores a tied head a second time
+    tool = f"{task.facts['tool']} {task.facts['tool_version']}"
+    experts.check_quantized(tool, tensors.values(), options.dst)
     groups = sharding.split(list(tensors.values()), SHARD_BYTES)
     notes = {key: value for file in written.files for key, value in safetensors_file.notes(file).items()}
 
@@ -240,6 +229,11 @@ def write_artifact(
         return stored_dtype(tensor) if cast(tensor) else tensor.dtype
 
     def write(tensor: Tensor, target: io.FileIO) -> None:
+        if (place := finite.first_place(tensor)) is not None:
+            raise UserError(
+                f"{options.dst}: {tool} made {tensor.name} NaN or infinite at {place}; leave this format out for this "
+                "model, or calibrate with more samples"
+            )
         (write_float16 if cast(tensor) else copy)(tensor, target)
 
     write_file = partial(safetensors_file.write, dtype=dtype, copy=write, notes=notes)
@@ -274,5 +268,5 @@ def write_artifact(
         weight_files=list(names),
         weight_bytes_per_token=shards.bytes_read(stored, config),
         calibration_sha256=samples.sha256,
-        experts=experts,
+        experts=counted_experts,
     )

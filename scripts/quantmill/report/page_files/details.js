@@ -47,6 +47,13 @@ function texts(model, detail) {
   });
 }
 
+/** The share of a mixture's experts to which the router sent few calibration tokens, as a picture and in words. */
+function calibrated(row) {
+  const { count, few, below, none, all } = row.experts;
+  const said = `the router sent fewer than ${few} calibration tokens to ${percent(below / count)} of ${count} experts${none ? `, and none to ${none}` : ""}${all ? "; its tool showed all tokens to each" : ""}`;
+  return element("li", {}, `${row.label} `, element("meter", { min: 0, max: count, low: 0.1 * count, high: 0.5 * count, optimum: 0, value: below, title: said }), ` ${said}`);
+}
+
 function showDetails() {
   const model = find("model").value;
   const detail = DATA.details[model];
@@ -73,8 +80,11 @@ function showDetails() {
     const said = each.batch ? `${figure(each.tokens_per_second)} tokens/s` : `TTFT ${figure(each.ttft_ms_p50, 3)} ms, TPOT ${figure(each.tpot_ms_p50, 3)} ms`;
     return element("li", {}, `${row.label}, ${what}: ${said}${each.refused ? `; refused: ${each.refused}` : ""}`);
   });
+  const mixtures = rows.filter((row) => row.experts);
   find("details").replaceChildren(...[
     element("div", { class: "plots" }, figures),
+    mixtures.length ? element("h3", {}, "What experts were calibrated on") : null,
+    mixtures.length ? element("ul", {}, mixtures.map(calibrated)) : null,
     parts.length ? element("h3", {}, "The worst passages") : null, parts,
     asked.length ? element("h3", {}, "Tasks") : null, asked,
     variants.length ? element("details", {}, element("summary", {}, "Longer prompts and batches"), element("ul", {}, variants)) : null,
@@ -82,7 +92,7 @@ function showDetails() {
     detail.prompts.length && detail.random ? element("p", { class: "note" }, "The weights are random, and so is the text.") : null,
     texts(model, detail),
   ].flat().filter((part) => part !== null));
-  find("details-section").hidden = !(figures.length || parts.length || asked.length || variants.length || detail.prompts.length || MODELS.length > 1);
+  find("details-section").hidden = !(figures.length || mixtures.length || parts.length || asked.length || variants.length || detail.prompts.length || MODELS.length > 1);
 }
 
 /** A value of the provenance as terms and descriptions. */
