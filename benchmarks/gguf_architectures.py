@@ -5,7 +5,8 @@
 
 Each is a model of two or four layers with random weights, the demo's tokenizer and the demo's text. It is converted to
 float16 and quantized to q8_0 as the workflow does, by the same programs, and the gate holds both against transformers
-with the same weights. Prints a table; --write puts it into a page between its two marks. Run `make llama.cpp` first.
+with the same weights. Prints a table; --write puts it into a page between its two marks, or only the rows that are
+named. Run `make llama.cpp` first.
 """
 
 import argparse
@@ -170,8 +171,10 @@ def main() -> None:
         print(lines[-1], flush=True)
     if options.write:
         before, _, rest = options.write.read_text(encoding="utf-8").partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        table = "\n".join(lines)
+        table, _, after = rest.partition(MARKS[1])
+        made = {line.split(" | ")[0]: line for line in lines}
+        kept = table.strip().splitlines() if options.names else lines  # the rows of the others stay as they are
+        table = "\n".join(made.get(line.split(" | ")[0], line) for line in kept)
         options.write.write_text(f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}", encoding="utf-8")
 
 
