@@ -98,6 +98,7 @@ def kernels(name: str, folder: Path) -> dict[str, Any]:
         "tokens": len([token for _, token, _ in engine.decode([ids[:20]], 40)]),
         "versions": engine.versions(),
         "weight_bytes": engine.weight_bytes(),
+        "held_bytes": engine.footprint().weight_bytes,
         "stored_bytes": sum(value.nbytes for value in stored.values()),
     }
     engine.close()

@@ -257,6 +257,7 @@ for name, (parameters, unpack, rounded) in FORMATS.items():
         "tokens": len([token for _, token, _ in engine.decode([ids[:20]], 10)]),
         "versions": engine.versions(),
         "weight_bytes": engine.weight_bytes(),
+        "held_bytes": engine.footprint().weight_bytes,
         "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()}),
         "manifest": json.loads((folder / "quantmill.json").read_text()),
     }

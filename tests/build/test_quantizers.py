@@ -67,6 +67,14 @@ def test_the_file_is_as_large_as_its_format(facts: dict[str, Any], name: str) ->
     assert manifest["weight_bytes_per_token"] < manifest["weight_bytes"] - 2 * 2048 * 256 + 1
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_weights_are_those_of_a_token_and_a_table(facts: dict[str, Any], name: str) -> None:
+    """A token reads a row of the embedding table, which is held in 16 or 32 bits."""
+    found = facts[name]
+    assert found["held_bytes"] - found["weight_bytes"] in (2 * 2048 * 256, 4 * 2048 * 256)
+    assert found["held_bytes"] > 0.95 * found["manifest"]["weight_bytes"]
+
+
 @pytest.mark.parametrize("name", AUTOROUND)
 def test_gptqmodel_calculates_what_autoround_stored(facts: dict[str, Any], name: str) -> None:
     found = facts["of AutoRound"][name]

@@ -21,6 +21,8 @@ from program_fixtures import Program, Result
 from quantmill.common import manifest
 from quantmill.common.program import UserError
 from quantmill.gate import fidelity
+from quantmill.metrics import footprint
+from quantmill.metrics.footprint import Cache, Footprint, Layers
 from quantmill.quality import alignment, teacher_forcing
 
 sys.path.append(str(REPO / "tests/helpers/harness/engines"))
@@ -110,6 +112,12 @@ def test_threads_are_those_that_the_engine_is_told(
     """Snakemake exports its own number, which CTranslate2's MKL would take instead."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert latency(harness, tmp_path, {})["versions"]["OMP_NUM_THREADS"] == "unset"
+
+
+@pytest.mark.timing
+def test_the_result_holds_what_the_engine_keeps(harness: Callable, tmp_path: Path) -> None:
+    held = footprint.read(latency(harness, tmp_path, {})["footprint"])
+    assert held == Footprint(40 * 40 * 8, Cache([Layers(2, 3.0)], page=4))
 
 
 @pytest.mark.timing

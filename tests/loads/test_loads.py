@@ -266,7 +266,7 @@ def collect(tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
 
 
 def test_a_step_reads_weights_once_and_each_cache(copy_of_measured: Path) -> None:
-    """The config.json of the fake artifact has no layers: the size of its cache is unknown until the test sets it."""
+    """The fake server does not describe its cache, whose size is unknown until the test sets it."""
     (row,) = collect(copy_of_measured)
     assert row["bandwidth_fraction"] is None
     out = copy_of_measured / "out.json"

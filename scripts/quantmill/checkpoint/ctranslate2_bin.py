@@ -147,17 +147,21 @@ def bytes_per_token(variables: dict[str, Variable], compute_type: str | None = N
     """
     tied = HEAD not in variables
     return sum(
-        _loaded_bytes(name, variable, compute_type) if compute_type else variable.nbytes
+        loaded_bytes(name, variable, compute_type) if compute_type else variable.nbytes
         for name, variable in variables.items()
         if tied or not name.startswith(EMBEDDINGS)
     )
 
 
-def _loaded_bytes(name: str, variable: Variable, compute_type: str) -> int:
-    """Return the bytes of a variable once loaded. Matrices have the integer's width if the type has one."""
+def parts(compute_type: str) -> tuple[str, str]:
+    """Return the types of integer matrices, empty without any, and of all else that a compute type is made of."""
     integer, _, floating = compute_type.rpartition("_")
-    if compute_type in ("int8", "int16"):
-        integer, floating = compute_type, "float32"
+    return (compute_type, "float32") if compute_type in ("int8", "int16") else (integer, floating)
+
+
+def loaded_bytes(name: str, variable: Variable, compute_type: str) -> int:
+    """Return the bytes of a variable once loaded. Matrices have the integer's width if the type has one."""
+    integer, floating = parts(compute_type)
     if variable.dtype in ("int8", "int16") or (name.endswith("/weight") and len(variable.shape) == 2):
         return variable.numel * BYTES[integer or floating]
     return variable.numel * BYTES[floating] if "float" in variable.dtype else variable.nbytes

@@ -154,6 +154,14 @@ def bytes_per_token(folder: Path) -> int:
     return bytes_read({name: tensor.nbytes for name, tensor in tensors}, of_text(read_json(folder / "config.json")))
 
 
+def bytes_held(folder: Path, value_bytes: int) -> int:
+    """Return the bytes that a folder's safetensors take where they are loaded as float numbers of `value_bytes`. A
+    quantized model's are loaded as they are stored."""
+    tensors = [each for file in sorted(folder.glob("*.safetensors")) for each in safetensors_file.read(file).values()]
+    stored = "quantization_config" in read_config(folder / "config.json")
+    return sum(each.nbytes if stored or "F" not in each.dtype else each.numel * value_bytes for each in tensors)
+
+
 def text_parameters(folder: Path) -> int:
     """Return the number of weights of a folder's language model, which is all that some formats hold."""
     tensors = find(folder).tensors().values()

@@ -23,6 +23,7 @@ from quantmill.common.program import PACKAGE, UserError, first_line, suggestion
 from quantmill.devices import cuda
 from quantmill.engines.head import Head
 from quantmill.engines.served.attached_servers import SERVERS
+from quantmill.metrics.footprint import Footprint
 from quantmill.metrics.targets import Targets as Targets
 
 CHUNK_LOGITS = 2**25  # values of a chunk on a CPU, 128 MiB: a product of half as many rows takes a tenth longer
@@ -144,6 +145,11 @@ class Engine:
         None where the engine does not report them."""
         return None
 
+    def footprint(self) -> Footprint | None:
+        """Return what the weights take, and how keys and values are kept for any number of users and tokens; None where
+        it is not known."""
+        return None
+
     def peak_allocated_bytes(self) -> int | None:
         """Return the peak of the GPU memory that the library's allocator handed out; None where it is not reported."""
         return None
@@ -200,7 +206,7 @@ def load(
         engine = kind(artifact, device, threads, **options)
     for method in ("decode", "logits", "logits_of_last_tokens", "target_logprobs_batch"):
         setattr(engine, method, _guard_iterator(getattr(engine, method), name, artifact))
-    for method in ("target_logprobs", "processes", "weight_bytes", "peak_allocated_bytes", "versions"):
+    for method in ("target_logprobs", "processes", "weight_bytes", "footprint", "peak_allocated_bytes", "versions"):
         setattr(engine, method, one_line(name, artifact)(getattr(engine, method)))
     return engine
 

@@ -49,8 +49,8 @@ class Engine(transformers.Engine):
     def _cache(self) -> DynamicCache:
         return DynamicCache()  # of transformers 4, which takes no config
 
-    def weight_bytes(self) -> int:
-        return super().weight_bytes() + self.quantized_bytes
+    def held_bytes(self) -> dict[str, int]:
+        return super().held_bytes() | {"quantized layers": self.quantized_bytes}
 
     def versions(self) -> dict[str, str]:
         return super().versions() | {"auto-gptq": auto_gptq.__version__, "kernel": self.kernel}

@@ -17,6 +17,7 @@ from quantmill.checkpoint import ctranslate2_bin, ctranslate2_model, shards
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line
 from quantmill.devices import cpu, cuda
+from quantmill.metrics.footprint import Cache, Footprint, Layers
 
 # Without VNNI, oneDNN adds pairs of int8 products in 16 bits, which saturate, and so does MKL on Intel's processors.
 # With its oldest instructions MKL adds them in 32 bits; on AMD's processors it did so by itself. Both variables are
@@ -25,6 +26,8 @@ if engines.EXACT in os.environ and not cpu.has_vnni():
     os.environ |= {"CT2_USE_MKL": "1", "MKL_CBWR": "COMPATIBLE"}
 
 import ctranslate2
+
+ATTENDED = "self_attention/linear_1/weight"  # reads what all heads attended to
 
 
 def check_cublas() -> None:
@@ -120,6 +123,19 @@ class Engine(engines.Engine):
 
     def weight_bytes(self) -> int:
         return ctranslate2_bin.bytes_per_token(self.variables, self.compute_type)
+
+    def footprint(self) -> Footprint:
+        sizes = (ctranslate2_bin.loaded_bytes(*each, self.compute_type) for each in self.variables.items())
+        return Footprint(sum(sizes), self._cache())
+
+    def _cache(self) -> Cache | None:
+        """Return how keys and values are kept: in the type of activations, and once for each head that reads them, also
+        if several heads share them (replicate_heads in its src/layers/attention.cc). None for sliding windows."""
+        if any(name.endswith("sliding_window") and each.value for name, each in self.variables.items()):
+            return None
+        size = ctranslate2_bin.BYTES[ctranslate2_bin.parts(self.compute_type)[1]]
+        outputs = [each for name, each in self.variables.items() if name.endswith(ATTENDED)]
+        return Cache([Layers(1, 2 * each.shape[1] * size) for each in outputs])
 
     def versions(self) -> dict[str, str]:
         rough = self.generator.device == "cpu" and self.compute_type.startswith("int8") and not cpu.has_vnni()

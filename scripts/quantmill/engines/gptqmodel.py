@@ -14,7 +14,7 @@ import torch
 from gptqmodel import BACKEND
 from transformers import PreTrainedModel
 
-from quantmill.checkpoint import shards, share_read
+from quantmill.checkpoint import shards
 from quantmill.common.program import UserError, first_line
 from quantmill.engines import transformers
 from quantmill.engines.decoding import gemv
@@ -76,8 +76,8 @@ class Engine(transformers.Engine):
         if wrapped := gemv.add(self.model, self.kind, self.artifact, self.quantization):
             self.kernel += f"; AWQ GEMV for one position in {wrapped} of {products} products"
 
-    def weight_bytes(self) -> int:
-        return super().weight_bytes() + self.quantized_bytes
+    def held_bytes(self) -> dict[str, int]:
+        return super().held_bytes() | self.quantized_bytes
 
     def close(self) -> None:
         del self.loaded
@@ -87,13 +87,11 @@ class Engine(transformers.Engine):
         return super().versions() | {"gptqmodel": gptqmodel.__version__, "kernel": self.kernel}
 
 
-def _quantized_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of buffers in four-bit layers, as loaded: kernels may keep their weights in another layout, made
-    when they first run."""
-    config = model.config.get_text_config().to_dict()
-    return sum(
-        round(buffer.nbytes * share_read(name, config))
+def _quantized_bytes(model: PreTrainedModel) -> dict[str, int]:
+    """Return the bytes of buffers in four-bit layers, by the layers' names, as loaded: kernels may keep their weights
+    in another layout, made when they first run."""
+    return {
+        name: sum(buffer.nbytes for buffer in module.buffers())
         for name, module in model.named_modules()
         if hasattr(module, "qweight")
-        for buffer in module.buffers()
-    )
+    }

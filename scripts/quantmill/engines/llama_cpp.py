@@ -13,12 +13,12 @@ import numpy as np
 from quantmill import engines, llamacpp
 from quantmill.checkpoint import gguf_file
 from quantmill.common.program import UserError
-from quantmill.llamacpp import files
+from quantmill.llamacpp import cells, files
+from quantmill.metrics.footprint import Cache, Footprint
 
-STEP = 256  # tokens; llama.cpp rounds a context up to it
+STEP = cells.PAGE
 BATCH = 2048  # tokens at a time, as in llama-perplexity
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml's numbers
-FLASH = {"auto": -1, "off": 0, "on": 1}
 FLASH_LINE = re.compile(r"resolve_fused_ops: flash attention (enabled|not supported)", re.IGNORECASE)
 
 
@@ -51,7 +51,7 @@ class Engine(engines.Engine):
         self.settings = {name: size for name, size in sizes.items() if size is not None}
         self.settings["type_k"] = _number("type_k", type_k, KV_TYPES)
         self.settings["type_v"] = _number("type_v", type_v, KV_TYPES)
-        self.settings["flash_attn_type"] = _number("flash_attn", flash_attn, FLASH)
+        self.settings["flash_attn_type"] = _number("flash_attn", flash_attn, cells.FLASH)
         self.device, self.threads, self.flash = device, threads, flash_attn
         self._listen()
         self.lib.llama_backend_init()
@@ -180,6 +180,12 @@ class Engine(engines.Engine):
 
     def weight_bytes(self) -> int:
         return files.bytes_per_token(gguf_file.read_all(self.file))
+
+    def footprint(self) -> Footprint:
+        # the library's default gives layers with a window as much room as the others (swa_full)
+        found = cells.ask(self.file, self.settings)
+        cache = Cache(found.layers, page=STEP) if found else None
+        return Footprint(files.weight_bytes(gguf_file.read_all(self.file)), cache)
 
     def versions(self) -> dict[str, str]:
         build = llamacpp.build()

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from quantmill import llamacpp
-from quantmill.checkpoint import gguf_file
+from quantmill.checkpoint import ggml_types, gguf_file
 from quantmill.engines.served.attached_servers import LLAMA_COUNTERS
 from quantmill.engines.served.started import MODEL, Deployable, flags, pin
-from quantmill.llamacpp import files
+from quantmill.llamacpp import cells, files
+from quantmill.metrics.footprint import Cache, Footprint
 from quantmill.servers import lifecycle
 from quantmill.servers.endpoint import Endpoint
+
+TYPES = {each.name.lower(): number for number, each in ggml_types.TYPES.items()}
+DRAFTS = ("model_draft", "md", "spec", "draft")  # beginnings of options for a second model
 
 
 class Engine(Deployable):
@@ -32,8 +36,8 @@ class Engine(Deployable):
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
         self.context = options.get("ctx_size", options.get("c", 0))
-        types = [options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16")) for part in "kv"]
-        self.cache = ", ".join(map(str, dict.fromkeys(types)))
+        self.options = options
+        self.types = [str(options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16"))) for part in "kv"]
         place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         words = self.words(artifact, place, int(device == "cuda"), threads, options)
         return [str(llamacpp.folder() / "bin/llama-server"), *words], {}
@@ -70,5 +74,22 @@ class Engine(Deployable):
         # all slots share one cache (kv_unified), which says "Context size has been exceeded" when full; 0: the model's
         return int(self.context) or context if str(self.context).isdecimal() else None
 
+    def footprint(self) -> Footprint | None:
+        options = self.options
+        if any(name.startswith(DRAFTS) for name in options) or not TYPES.keys() >= set(self.types):
+            return None
+        settings = {f"type_{part}": TYPES[each] for part, each in zip("kv", self.types, strict=True)}
+        settings["flash_attn_type"] = cells.FLASH.get(str(options.get("flash_attn", options.get("fa"))), -1)
+        for name, short in (("batch_size", "b"), ("ubatch_size", "ub")):
+            if size := options.get(name, options.get(short)):
+                settings[f"n_{name.removesuffix('_size')}"] = int(size)
+        file = files.first(self.artifact)
+        cache = None
+        if found := cells.ask(file, settings):
+            beyond = None if options.get("swa_full") else found.batch
+            cache = Cache(found.layers, page=cells.PAGE, beyond=beyond, pooled=bool(options.get("kv_unified", True)))
+        return Footprint(files.weight_bytes(gguf_file.read_all(file)), cache)
+
     def versions(self) -> dict[str, str]:
-        return {"llama.cpp": llamacpp.build()["sources"], "kv cache": self.cache, "arguments": self.arguments}
+        cache = ", ".join(dict.fromkeys(self.types))
+        return {"llama.cpp": llamacpp.build()["sources"], "kv cache": cache, "arguments": self.arguments}

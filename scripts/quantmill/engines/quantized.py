@@ -36,8 +36,8 @@ class Engine(transformers.Engine):
         parts = (layer.weight.data if is_composite(getattr(layer, "weight", None)) else layer for layer in self.layers)
         return " and ".join(sorted({type(each).__name__ for each in parts}))
 
-    def weight_bytes(self) -> int:
-        return super().weight_bytes() + sum(map(self.stored_bytes, self.layers))
+    def held_bytes(self) -> dict[str, int]:
+        return super().held_bytes() | {"quantized layers": sum(map(self.stored_bytes, self.layers))}
 
     def versions(self) -> dict[str, str]:
         return super().versions() | {self.name: version(self.name), "kernel": self.kernel()}

@@ -30,6 +30,7 @@ from quantmill import engines
 from quantmill.common.program import UserError, first_line
 from quantmill.devices import cpu, cuda
 from quantmill.engines.decoding.cuda_stream import Stream
+from quantmill.metrics.footprint import VALUE_BYTES, Cache, Footprint, Layers
 from quantmill.mlc import architecture, cpu_layout, shards
 
 LIBRARY = "model_lib.so"
@@ -104,6 +105,11 @@ class Engine(engines.Engine):
         tied = self.shape.tie_word_embeddings
         sizes = zip(self.shape.parameters(), self.session.parameters, strict=True)
         return sum(nbytes(tensor) for name, tensor in sizes if tied or not name.startswith("model.embed_tokens."))
+
+    def footprint(self) -> Footprint:
+        shape, size = self.shape, VALUE_BYTES[self.compute_type]
+        layers = Layers(shape.num_hidden_layers, 2 * shape.num_key_value_heads * shape.head_dim * size)
+        return Footprint(sum(map(nbytes, self.session.parameters)), Cache([layers], page=TILE))
 
     def versions(self) -> dict[str, str]:
         return {"apache-tvm": tvm.__version__, "target": self.library["target"]}

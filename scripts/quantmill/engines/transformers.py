@@ -15,10 +15,12 @@ from quantmill import engines
 from quantmill.checkpoint import float16, shards, share_read
 from quantmill.common import remote_code, special_tokens
 from quantmill.common.program import UserError, first_line
+from quantmill.engines.decoding import kept
 from quantmill.engines.decoding.merged import merge
 from quantmill.engines.head import Head
 from quantmill.engines.streamed import shelf
 from quantmill.engines.streamed.model import Streamed, exceeds_memory
+from quantmill.metrics.footprint import Cache, Footprint
 
 remote_code.forbid()
 
@@ -321,8 +323,18 @@ class Engine(engines.Engine):
         embeddings, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         untied = head is not None and head.weight is not embeddings.weight
         config = self.model.config.get_text_config().to_dict()
-        total = sum(round(each.nbytes * share_read(name, config)) for name, each in self.model.named_parameters())
+        total = sum(round(nbytes * share_read(name, config)) for name, nbytes in self.held_bytes().items())
         return total - (embeddings.weight.nbytes if untied else 0)
+
+    def held_bytes(self) -> dict[str, int]:
+        """Return the bytes of all weights, as loaded, by their names."""
+        return {name: each.nbytes for name, each in self.model.named_parameters()}
+
+    def footprint(self) -> Footprint | None:
+        ids = torch.zeros(1, PROBE, dtype=torch.long, device=self.device)
+        layers = kept.layers(self._run(self.model, input_ids=ids, use_cache=True).past_key_values)
+        # of a window it keeps one token less: the next one is of the window too
+        return Footprint(sum(self.held_bytes().values()), Cache(layers, beyond=-1) if layers else None)
 
     def peak_allocated_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self.device == "cuda" else None

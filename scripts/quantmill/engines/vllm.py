@@ -25,6 +25,7 @@ from quantmill.client.likelihood import TOP
 from quantmill.common import special_tokens
 from quantmill.common.program import UserError, first_line, leave_at_once
 from quantmill.devices import cpu
+from quantmill.metrics.footprint import Footprint
 from quantmill.servers import vllm_settings
 from quantmill.servers.guard import Guard
 from quantmill.servers.vllm_settings import OURS
@@ -112,6 +113,21 @@ class Engine(engines.Engine):
 
     def weight_bytes(self) -> int | None:
         return shards.bytes_per_token(self.artifact)
+
+    def footprint(self) -> Footprint | None:
+        config, scheduler = self.config, self.config.scheduler_config
+        if config.speculative_config:  # a draft's weights and layers are not counted
+            return None
+        in_flight = getattr(config, "max_in_flight_tokens", scheduler.max_num_batched_tokens)
+        return vllm_settings.footprint(
+            self.artifact,
+            config.model_config.hf_text_config.to_dict(),
+            self.compute_type,
+            str(config.cache_config.cache_dtype),
+            config.cache_config.block_size,
+            None if scheduler.disable_hybrid_kv_cache_manager else in_flight,
+            config.parallel_config.tensor_parallel_size,
+        )
 
     def versions(self) -> dict[str, str]:
         cache, model = self.config.cache_config, self.config.model_config

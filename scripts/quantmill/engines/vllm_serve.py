@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from quantmill.client.likelihood import TOP
 from quantmill.devices import cuda
 from quantmill.engines.served.started import MODEL, Deployable, flags, pin
+from quantmill.metrics.footprint import Footprint
 from quantmill.servers import lifecycle, vllm_settings
 from quantmill.servers.endpoint import Endpoint
+from quantmill.servers.vllm_options import value
 
 # patterns of its log for the configuration in effect
 SAID = {
@@ -22,6 +24,10 @@ SAID = {
     "tensor parallel": r"\btensor_parallel_size=(\d+)",
     "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",
 }
+BLOCKS = {"cpu": 128, "cuda": 16}  # tokens of a block by default
+# tokens that it schedules at once by default: on a CPU, and by the least GiB of a GPU (get_batch_defaults of
+# vllm/engine/arg_utils.py, 0.32)
+BATCHED, BATCHED_OF_GPUS = 2048, ((160, 16384), (70, 8192))
 
 
 class Engine(Deployable):
@@ -71,6 +77,7 @@ class Engine(Deployable):
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
         super().__init__(artifact, device, threads, **options)
+        self.device, self.options = device, options
         text = self.log.read_text(encoding="utf-8", errors="replace")
         found = {name: re.search(pattern, text) for name, pattern in SAID.items()}
         self.said = {name: match[1] for name, match in found.items() if match}
@@ -79,6 +86,32 @@ class Engine(Deployable):
 
     def more(self, n: int) -> dict[str, Any]:
         return {"min_tokens": 0 if self.may_end else n, "stop_token_ids": self.stop_ids, "ignore_eos": False}
+
+    def footprint(self) -> Footprint | None:
+        if value(self.options, "speculative_config"):  # a draft's weights are not counted
+            return None
+        from transformers import AutoConfig
+
+        batched = int(value(self.options, "max_num_batched_tokens", self._batched()))
+        # with asynchronous scheduling, which is vLLM's default on a GPU, two steps are under way
+        steps = 2 if self.device == "cuda" and value(self.options, "async_scheduling", True) else 1
+        return vllm_settings.footprint(
+            self.artifact,
+            AutoConfig.from_pretrained(self.artifact, trust_remote_code=False).get_text_config().to_dict(),
+            self.compute_type,
+            self.said.get("kv cache", "auto"),
+            int(value(self.options, "block_size", BLOCKS[self.device])),
+            None if value(self.options, "disable_hybrid_kv_cache_manager") else steps * batched,
+            int(self.said.get("tensor parallel", 1)),
+        )
+
+    def _batched(self) -> int:
+        """Return the tokens that it schedules at once, if no option says."""
+        if self.device == "cpu":
+            return BATCHED
+        gpu = cuda.describe()
+        gib = (gpu["memory_bytes"] or 0) / 2**30 / cuda.count() if "A100" not in gpu["name"] else 0
+        return next((tokens for least, tokens in BATCHED_OF_GPUS if gib >= least), BATCHED)
 
     def versions(self) -> dict[str, str]:
         version = self.told_version("/version", "version")

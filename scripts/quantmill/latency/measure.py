@@ -219,6 +219,7 @@ def assemble(
         "device": devices.describe(job.device, first.threads),
         "compute_type": first.compute_type,
         "weight_bytes_per_token": first.weight_bytes_per_token,
+        "footprint": first.footprint and asdict(first.footprint),
         **({"unchecked": first.unchecked} if first.unchecked else {}),
         **{key: value for key, value in best.items() if key not in ("outputs", "refused")},
         "other_modes": [*(way for way in ways if way is not best), *map(asdict, refusals)],

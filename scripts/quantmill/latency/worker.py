@@ -17,6 +17,7 @@ from quantmill.devices.fresh_process import answer_task
 from quantmill.latency import variants
 from quantmill.latency.decoding import time_tokens
 from quantmill.latency.job import LatencyTask
+from quantmill.metrics.footprint import Footprint
 from quantmill.quality import alignment
 from quantmill.tokens.files import Tokens
 
@@ -58,6 +59,7 @@ class Measurement:
     modes: list[str]
     versions: dict[str, str]
     unchecked: str | None  # why the tokens were not compared with the engine's own logits
+    footprint: Footprint | None = None  # of the first process
     texts: list[list[str]] | None = None  # by prompt and repeat, from a server that reports no ids: they are -1
 
 
@@ -125,8 +127,9 @@ def measure(job: LatencyTask) -> Measurement | Refusal:
     plain = engine.mode == engine.modes[0]  # other ways decode one sequence at a time
     batches = variants.measure_batches(engine, job, evaluation, max(map(len, prompts))) if plain else []
     after, measured_to = host_load.read(processors, engine.processes()), time.perf_counter()
-    unchecked = None
+    unchecked = footprint = None
     if plain and job.number == 0:
+        footprint = engine.footprint()
         added = alignment.added_token(job.artifact, prompts[0])
         unchecked = alignment.check_chosen(engine, prompts, added)
     pairs = zip(prompts, outputs, strict=True)
@@ -150,6 +153,7 @@ def measure(job: LatencyTask) -> Measurement | Refusal:
         modes=list(modes),
         versions=engine.versions(),
         unchecked=unchecked,
+        footprint=footprint,
     )
 
 

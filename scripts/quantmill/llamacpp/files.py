@@ -38,6 +38,11 @@ def compute_type(content: Gguf) -> str:
     return "int8" if found - FLOATS.keys() else next(name for type_, name in FLOATS.items() if type_ in found)
 
 
+def weight_bytes(content: Gguf) -> int:
+    """Return the bytes of all weights."""
+    return sum(record.nbytes for record in content.tensors.values())
+
+
 def bytes_per_token(content: Gguf) -> int:
     """Bytes of weights that one decoded token reads: one row of the embeddings, unless they are also the head; of
     experts, those that are used."""

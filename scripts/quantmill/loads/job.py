@@ -37,3 +37,4 @@ class StartResult:
     compute_type: str
     versions: dict[str, str]
     threads: int | None
+    kv_bytes_per_token: int | None  # of the first start

@@ -22,7 +22,7 @@ from quantmill.common.program import parser
 from quantmill.devices import listeners
 from quantmill.devices.fresh_process import run_task
 from quantmill.devices.monitor import Monitor
-from quantmill.loads import client_ceiling, kv_cache, result, worker
+from quantmill.loads import client_ceiling, result, worker
 from quantmill.loads.job import LoadTask, StartResult
 from quantmill.metrics import METRICS_VERSION
 
@@ -97,9 +97,7 @@ def main() -> None:
                 "nll_shift": first.start.nll_shift,
                 "peak_memory_bytes": max(memory, default=None),
             },
-            "kv_bytes_per_token": kv_cache.bytes_per_token(
-                options.artifact, first.compute_type, first.versions.get("kv cache", kv_cache.AUTO)
-            ),
+            "kv_bytes_per_token": first.kv_bytes_per_token,
             "mixture": config.is_file() and is_mixture(of_text(shards.read_config(config))),
             "loads": loads,
             "goodput": result.goodput(starts[0]),

@@ -39,7 +39,9 @@ def load(job: LoadTask) -> StartResult:
         memory = (
             cuda.used_bytes() if job.device == "cuda" and engine.here else processes.peak_rss_bytes(engine.processes())
         )
-        return StartResult(found, memory, engine.compute_type, engine.versions(), engine.threads)
+        footprint = engine.footprint() if job.number == 0 else None
+        kept = footprint.cache.bytes_per_token() if footprint and footprint.cache else None
+        return StartResult(found, memory, engine.compute_type, engine.versions(), engine.threads, kept)
     finally:
         engine.close()
 

@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from quantmill.checkpoint import shards
+from quantmill.checkpoint import kv_layers, shards
 from quantmill.common.model_config import of_text
 from quantmill.devices import cpu
+from quantmill.metrics.footprint import VALUE_BYTES, Cache, Footprint
 from quantmill.servers.vllm_options import value
 
 OURS = frozenset(
@@ -69,3 +70,24 @@ def environment(cards: int, processors: Collection[int] = ()) -> dict[str, str]:
         found["VLLM_CPU_KVCACHE_SPACE"] = CPU_CACHE
         found |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors))} if processors else {}
     return found
+
+
+def footprint(
+    artifact: Path, config: Mapping[str, Any], dtype: str, kind: str, block: int, in_flight: int | None, cards: int
+) -> Footprint | None:
+    """Return what vLLM keeps; None of an unknown dtype.
+
+    Args:
+        config: the language model's keys as transformers completes them.
+        kind: vLLM's name of the cache's type. block: tokens of a block.
+        in_flight: tokens that are read before those outside a window are freed, at most; None: none are freed
+            (SlidingWindowSpec of vllm/v1/kv_cache_interface.py, 0.32).
+        cards: GPUs that divide the heads.
+    """
+    if dtype not in VALUE_BYTES:
+        return None
+    kind = dtype if kind == "auto" else kind
+    layers = kv_layers.of_config(config, VALUE_BYTES[kind], cards) if kind in VALUE_BYTES else None
+    beyond = None if in_flight is None else in_flight - 1
+    cache = layers and Cache(layers, page=block, beyond=beyond, spare=1, grouped=beyond is not None)
+    return Footprint(shards.bytes_held(artifact, VALUE_BYTES[dtype]), cache or None)

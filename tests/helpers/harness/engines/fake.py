@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from quantmill import engines
+from quantmill.metrics.footprint import Cache, Footprint, Layers
 
 VOCAB = 40
 BOS = 0
@@ -94,6 +95,9 @@ class Engine(engines.Engine):
 
     def weight_bytes(self) -> int:
         return VOCAB * VOCAB * 8
+
+    def footprint(self) -> Footprint:
+        return Footprint(VOCAB * VOCAB * 8, Cache([Layers(2, 3.0)], page=4))
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset")}
