@@ -269,7 +269,7 @@ def test_a_short_context_is_refused_before_any_weights(hub: Hub, download: Downl
     """The demo's is 512 tokens."""
     assert refusal(download("--most-tokens", "513"), tmp_path / "out") == (
         f"error: {NAME}: its context is 512 tokens, and the study asks for 513, a prompt and its answer; "
-        "lower latency.new_tokens, or the lengths of loads"
+        "lower latency.new_tokens, the lengths of loads, or memory_at.context"
     )
     assert not any("pytorch_model" in path for _, path, _ in hub.log)
     assert download("--most-tokens", "512").returncode == 0

@@ -46,6 +46,14 @@ def test_loads_fit_the_context() -> None:
     assert check(loads={"prompt_tokens": 1000, "new_tokens": 1000})  # and nothing is put under loads
 
 
+def test_memory_is_counted_within_the_context() -> None:
+    say("demo", max_position_embeddings=300)
+    assert check(memory_at={"context": 300}, latency={"new_tokens": 2})["memory_at"] == {"context": 300, "users": 1}
+    with pytest.raises(ConfigError) as refused:
+        check(memory_at={"context": 301, "users": 4}, latency={"new_tokens": 2})
+    assert str(refused.value) == "memory_at.context: is 301, and the context of demo is 300; lower it"
+
+
 def test_random_weights_have_a_context_too() -> None:
     say("bare", max_position_embeddings=128)
     with pytest.raises(ConfigError, match=r"latency\.new_tokens: .* 201 together, and the context of r is 128"):

@@ -39,7 +39,9 @@ def recorded(name: str, rows: tuple[int, ...]) -> dict[str, Any]:
     content = json.loads((REPO / f"results/{name}/results.json").read_text())
     content["rows"] = [content["rows"][place] for place in rows]
     content |= {kind: content[kind][:3] for kind in ("tasks", "loads") if kind in content}
+    content["config"]["memory_at"] = {"context": 100, "users": 2, "budget_gb": 1.0}
     for row in content["rows"]:
+        row["memory_at"] = {"context": 100, "users": 2, "weights_bytes": 10**6, "kv_cache_bytes": 10, "reason": None}
         if row["quality_windows"]:
             row["quality_windows"] = {each: values[:WINDOWS] for each, values in row["quality_windows"].items()}
             row["protocol"]["quality"]["windows"] = WINDOWS

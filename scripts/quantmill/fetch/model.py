@@ -27,7 +27,7 @@ def main() -> None:
         "--most-tokens",
         type=int,
         default=0,
-        help="of the study's longest prompt and answer; a model with a shorter context is refused",
+        help="of the study's longest prompt and answer, or its memory_at; a model with a shorter context is refused",
     )
     options = arguments.parse_args()
 
@@ -41,7 +41,7 @@ def main() -> None:
     if context is not None and context < options.most_tokens:
         raise UserError(
             f"{repository.name}: its context is {context} tokens, and the study asks for {options.most_tokens}, a "
-            "prompt and its answer; lower latency.new_tokens, or the lengths of loads"
+            "prompt and its answer; lower latency.new_tokens, the lengths of loads, or memory_at.context"
         )
     files = hub.fetch(repository, names)
     left_out = sorted(map(printable, repository.files.keys() - {*names}))

@@ -1,4 +1,4 @@
-"""Check that a study's prompts and new tokens fit a model's context, which its config.json gives."""
+"""Check that a study's prompts, new tokens and `memory_at` fit a model's context, which its config.json gives."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,22 +11,25 @@ from quantmill.plan.model_source import local_config, read_config, source
 from quantmill.report.column import limits
 
 SHORTEST = 1  # tokens of a prompt
+MEMORY = "memory_at.context"
 BUILT = ("source", "safetensors", "fp16")  # folders that have the config of a model of the hub
 
 
 def asked(study: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tokens of a prompt and its continuation, by the config's key that sets them."""
+    """Return the tokens of a prompt and its continuation, or of a text, by the config's key that sets them."""
     latency, loads = study["latency"], study["loads"]
     found = {"latency.new_tokens": SHORTEST + latency["new_tokens"]}
     if wants_loads(study):
         cut = loads["concurrency"] or loads["rates"] or loads["goodput"]
         prompt = max(limits(loads["prompt_tokens"])) if cut else SHORTEST
         found["loads.new_tokens"] = prompt + max(limits(loads["new_tokens"]))
+    if "memory_at" in study:
+        found[MEMORY] = study["memory_at"]["context"]
     return found
 
 
 def most(study: Mapping[str, Any]) -> int:
-    """Return the most tokens that a study puts into a model at once."""
+    """Return the most tokens that a study asks of a model at once."""
     return max(asked(study).values())
 
 
@@ -38,7 +41,5 @@ def check(name: str, model: Mapping[str, Any], study: Mapping[str, Any]) -> None
     context = context_of(config)
     for key, tokens in asked(study).items():
         if context is not None and tokens > context:
-            raise ConfigError(
-                f"{key}: a prompt and its new tokens are {tokens} together, and the context of {name} is {context}; "
-                "lower it"
-            )
+            what = f"is {tokens}" if key == MEMORY else f"a prompt and its new tokens are {tokens} together"
+            raise ConfigError(f"{key}: {what}, and the context of {name} is {context}; lower it")

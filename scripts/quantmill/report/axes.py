@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantmill.report import caveats, deployed
+from quantmill.report import caveats, deployed, memory
 from quantmill.report.labels import label
 from quantmill.report.rows import Row
 
@@ -22,7 +22,8 @@ COSTS = {
     "size_bytes": ("size, bytes (less is better)", "log"),
     "bits_per_weight": ("size, bits per weight (less is better)", "log"),
 }
-SIZES = ("size_bytes", "bits_per_weight")  # of the artifact, on whichever device
+MEMORY = {memory.TOTAL: ("memory in use, bytes (less is better)", "log")}  # of a study that asks for it
+SIZES = ("size_bytes", "bits_per_weight", memory.TOTAL)  # which nothing disturbs
 INTERVALS = ("perplexity", "perplexity_loss", "tokens_per_second")
 LOSS = ("perplexity_loss", "perplexity_loss_low", "perplexity_loss_high")  # of no column: the ratio less one
 SPEED = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high")
@@ -41,6 +42,11 @@ def qualities(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     return QUALITIES | {name: (f"{title}: right answers (more is better)", "linear") for name, title in titles.items()}
 
 
+def costs(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return `COSTS`, and memory in use if the rows of `points` have it."""
+    return COSTS | (MEMORY if rows and memory.TOTAL in rows[0] else {})
+
+
 def points(rows: Sequence[Row], tasks: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return what the plots show of the rows. `tasks`: columns of tasks that can be an axis.
 
@@ -52,6 +58,7 @@ def points(rows: Sequence[Row], tasks: Sequence[str] = ()) -> list[dict[str, Any
     several = len({row["model"] for row in rows}) > 1
     names = ("model", "format", "engine", "device", "pareto", "compute_type", *QUALITIES, *tasks, *COSTS)
     names += tuple(f"{name}{end}" for name in INTERVALS for end in ("_low", "_high"))
+    names += tuple(name for name in MEMORY if rows and name in rows[0])
     shown = []
     for row in rows:
         value: dict[str, Any] = {name: row.get(name) for name in names}

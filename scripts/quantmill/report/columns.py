@@ -317,6 +317,6 @@ def schema() -> dict[str, Any]:
     stale = {*names["enum"], *(column.name for column in COLUMNS)}
     others = {name: each for name, each in row["properties"].items() if name not in stale}
     row["properties"] = {column.name: column.schema() for column in COLUMNS} | others
-    row["required"] = list(row["properties"])
+    row["required"] = [name for name in row["properties"] if name != "memory_at"]  # only if the config asks for it
     names["enum"] = [column.name for column in COLUMNS]
     return content

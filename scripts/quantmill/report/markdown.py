@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quantmill.common.program import UserError
+from quantmill.report import memory
 from quantmill.report.column import Column
 from quantmill.report.columns import shown_columns
 from quantmill.report.labels import label, mode_label
@@ -92,6 +93,8 @@ def cells(row: Row, reference: str) -> dict[str, str]:
     for column in shown_columns():
         found |= batches(row) if column.name == "perplexity" else {}
         found |= more.get(column.name, {column.heading: cell(column, value_of(row, column.name))})
+    if asked := row.get("memory_at"):
+        found[memory.title(asked)] = size(memory.total(row, asked))
     return found
 
 

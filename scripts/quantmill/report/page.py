@@ -247,7 +247,7 @@ def data(results: Results, study: Study, drawing: Drawing) -> dict[str, Any]:
         "plots": drawing.plots,
         "loads": load_data(results["loads"], pool) if "loads" in results else None,
         "load plots": drawing.loads,
-        "axes": {"quality": axes.qualities(drawn), "cost": axes.COSTS}
+        "axes": {"quality": axes.qualities(drawn), "cost": axes.costs(drawn)}
         | {"more is better": [*axes.MORE_IS_BETTER, *tasks.axes(table)], "sizes": axes.SIZES},
         "detail plots": drawing.details,
         "quantiles": page_details.QUANTILES,

@@ -16,7 +16,7 @@ import vl_convert
 from quantmill.common.atomic import write_atomically
 from quantmill.common.cache_folder import cache
 from quantmill.common.program import UserError
-from quantmill.report.axes import COSTS, INTERVALS, MORE_IS_BETTER, SIZES, is_task, qualities, smallest
+from quantmill.report.axes import INTERVALS, MORE_IS_BETTER, SIZES, costs, is_task, qualities, smallest
 
 # Okabe and Ito's palette, distinguishable with every common colour blindness; grey for its black, seen on black too
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"]
@@ -76,7 +76,7 @@ def chart(quality: str, cost: str, rows: Sequence[Mapping[str, Any]], *, picture
     values = [{**row, "front": front} for row, front in zip(rows, fronts, strict=True)]
     base = alt.Chart(alt.Data(values=values) if picture else alt.NamedData(DATA))
     base = base.transform_filter(f"isValid(datum.{quality}) && isValid(datum.{cost})")
-    (across, across_scale), (up, up_scale) = COSTS[cost], qualities(rows)[quality]
+    (across, across_scale), (up, up_scale) = costs(rows)[cost], qualities(rows)[quality]
     options = {"constant": SYMLOG[quality]} if up_scale == "symlog" else {}
     x = alt.X(f"{cost}:Q", title=across, scale=alt.Scale(type=across_scale, nice=False, padding=36))
     x.axis = alt.Axis(format="~s", labelOverlap=True, **ticks(cost))
@@ -192,7 +192,9 @@ def program() -> str:
 
 def specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return Vega specifications without data, by `QUALITY/COST`."""
-    return {f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in qualities(rows) for cost in COSTS}
+    return {
+        f"{quality}/{cost}": vega(chart(quality, cost, rows)) for quality in qualities(rows) for cost in costs(rows)
+    }
 
 
 def detail_specifications(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 from quantmill.common import manifest
 from quantmill.common.program import UserError
 from quantmill.metrics import METRICS_VERSION
-from quantmill.report import bandwidth, caveats, deployed, repetition
+from quantmill.report import bandwidth, caveats, deployed, memory, repetition
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS, figures
 from quantmill.report.labels import key
@@ -181,6 +181,8 @@ def make_row(cell: Cell, config: Mapping[str, Any]) -> Row:
         "noise_floor": noise and {name: noise[name] for name in ("summary", "compute_type")},
         "artifact": artifact and hash_files(artifact),
     }
+    if asked := config.get("memory_at"):
+        made["memory_at"] = memory.count(asked, speed, lacks.get("latency"))
     return made
 
 

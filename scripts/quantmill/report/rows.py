@@ -123,6 +123,16 @@ class Bandwidth(TypedDict):
     disturbed: bool
 
 
+class MemoryAt(TypedDict):
+    """Memory of a row with texts of `context` tokens of `users` users. `reason`: why a figure is missing."""
+
+    context: int
+    users: int
+    weights_bytes: int | None
+    kv_cache_bytes: int | None
+    reason: str | None
+
+
 class Row(TypedDict):
     """The fields of a row that code names: first columns of results.csv, then what goes beyond them."""
 
@@ -175,6 +185,7 @@ class Row(TypedDict):
     copy_bandwidth_bytes_per_second: float | None
     artifact: dict[str, Any] | None
     perplexity_ratio: Ratio | None
+    memory_at: NotRequired[MemoryAt]
 
 
 class Load(Named):

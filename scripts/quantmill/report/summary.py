@@ -1,9 +1,10 @@
 """Findings of a study for a terminal: a verdict for each model, and the table, in about a dozen lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quantmill.common.program import printable
-from quantmill.report import caveats, deployed
+from quantmill.report import caveats, deployed, memory
 from quantmill.report.labels import label
 from quantmill.report.numbers import MISSING, align, number, size
 from quantmill.report.rows import Results, Row
@@ -40,15 +41,21 @@ def fastest(rows: Sequence[Row]) -> list[Row]:
     return [first, *(row for row in group if row is not first)]
 
 
-def verdict(rows: Sequence[Row], reference: str) -> str:
-    """Name the fastest of one model's rows that loses at most `BUDGET`, as far as it is known."""
+def verdict(rows: Sequence[Row], reference: str, asked: Mapping[str, Any] | None = None) -> str:
+    """Name the fastest of one model's rows that loses at most `BUDGET`, as far as it is known, and fits the memory.
+
+    `asked`: the config's memory_at.
+    """
     measured = [row for row in rows if row["tokens_per_second"] is not None]
     if not measured:
         return "nothing was measured; the page says why"
     checked = [row for row in measured if not caveats.unchecked(row)]
     if not checked:
         return "nothing that was measured was checked against its own weights, so none is called the fastest"
-    ranked = [row for row in checked if deployed.speed(row)]
+    fitting = [row for row in checked if memory.fits(row, asked)]
+    if asked and not fitting:
+        return f"nothing that was measured is known to fit {asked['budget_gb']:g} GB with {memory.words(asked)}"
+    ranked = [row for row in fitting if deployed.speed(row)]
     if not ranked:
         return "every speed is Quantmill's own, which no deployment has, so none is called the fastest"
     if all(row["interference"] for row in ranked):
@@ -68,6 +75,9 @@ def verdict(rows: Sequence[Row], reference: str) -> str:
     equals = f" (as fast, as far as can be told: {', '.join(map(label, others))})" if others else ""
     unsure = f" (disturbed, perhaps faster: {', '.join(open_)})" if open_ else ""
     what = f"; {loss(first, reference)}" if scored else ""
+    if asked and (needed := memory.total(first, asked)) is not None:
+        room = f"fits {asked['budget_gb']:g} GB: " if "budget_gb" in asked else ""
+        what += f"; {room}{size(needed)} with {memory.words(asked)}"
     rate, low, _ = speed(first)
     said = f"at least {number(low, 3)}" if first["interference"] else number(rate, 3)
     return f"fastest {limit}: {label(first)}, {said} tokens/s{what}{equals}{unsure}"
@@ -116,7 +126,9 @@ def text(results: Results, page: str) -> str:
     """
     rows, reference = results["rows"], results["config"]["reference"]
     models = list(dict.fromkeys(row["model"] for row in rows))
-    verdicts = [f"{model}: {verdict([row for row in rows if row['model'] == model], reference)}" for model in models]
+    asked = results["config"].get("memory_at")
+    of_models = {model: [row for row in rows if row["model"] == model] for model in models}
+    verdicts = [f"{model}: {verdict(found, reference, asked)}" for model, found in of_models.items()]
     shown = table(rows[:LINES], reference)
     left = [f"and {len(rows) - LINES} more rows: see the page"] if len(rows) > LINES else []
     lines = [*verdicts[:LINES], "", *shown, *left, "", f"The report: {page}"]

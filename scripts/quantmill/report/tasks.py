@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quantmill.metrics import bootstrap, flips, perplexity
+from quantmill.report import memory
 from quantmill.report.column import Column
 from quantmill.report.columns import COLUMNS
 from quantmill.report.labels import key, label
@@ -153,8 +154,9 @@ def shift(part: Mapping[str, Any], other: Mapping[str, Any], place: int) -> floa
 
 
 def widen(results: Results) -> tuple[list[Column], list[Row]]:
-    """Return all columns, those of tasks last, and the rows of results.json with their values and reasons."""
-    more = columns(results)
+    """Return all columns, those that the study asks for last (of memory, then of tasks), and the rows of results.json
+    with their values and reasons."""
+    more, asked = [*memory.columns(results), *columns(results)], results["config"].get("memory_at")
     entries: dict[Any, list[Any]] = {}
     for entry in results.get("tasks", ()):
         entries.setdefault(key(entry), []).append(entry)
@@ -162,6 +164,10 @@ def widen(results: Results) -> tuple[list[Column], list[Row]]:
     for row in results["rows"]:
         values: dict[str, Any] = dict.fromkeys(column.name for column in more)
         missing = dict(row["missing"])
+        if asked:
+            figures, why = memory.values(row, asked)
+            values |= figures
+            missing |= {name: why or "not measured" for name, figure in figures.items() if figure is None}
         for entry in entries.get(key(row), ()):
             for figure in ("score", "stderr", "documents", *PAIRED):
                 name = column_name(entry["task"], figure)

@@ -14,6 +14,7 @@ const MODELS = [...new Set(ROWS.map((row) => row.model))];
 // speeds that are not another program's
 const KERNELS = "Quantmill's own kernels, not MLC-LLM";
 const OWN_ENGINES = { "quantmill-tvm": KERNELS };
+const MEMORY = DATA.config.memory_at; // the users whose memory was counted, if the study asks for it
 const disturbed = (row) => Boolean(row.interference?.length); // while its speed was measured
 const find = (id) => document.getElementById(id);
 

@@ -6,6 +6,7 @@ const HELP = {
     `A loss is the perplexity over that of ${DATA.reference} on the same text. Its 95% interval is of the difference, window by window. Where it holds zero, the two are a tie.`,
     "\"As far as can be told\": the intervals of the two speeds overlap. \"At least\": the speed was disturbed, and a disturbance only slows, so what it reached is a lower bound.",
     "On the Pareto front is what no other format beats in speed or quality without losing in the other.",
+    ...(MEMORY ? ["Memory is that of the weights and of the keys and values of all users' texts, as the row's engine keeps them. Its buffers for calculation, and what a driver takes, come on top."] : []),
   ],
   plot: [
     "Each point is a row of the table. The word \"better\" stands in the corner to aim at.",

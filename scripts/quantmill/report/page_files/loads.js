@@ -48,7 +48,7 @@ function serving(users, ttft, tpot) {
   return groups;
 }
 
-/** The sentence on which server keeps most users within the config's limits, of those whose loss the reader allows or
+/** The sentence on which server keeps most users within the config's limits, of those whose loss and memory the reader allows or
  *  is unknown, and of loads whose latencies did not change while they lasted; null of a
  *  model without such loads, or if no config has limits. A server that returns no probabilities has the loss of its artifact. */
 function mostUsers(model, budget) {
@@ -56,7 +56,8 @@ function mostUsers(model, budget) {
   if (!rows.length || !LIMITS) return null;
   const { ttft_ms: ttft, tpot_ms: tpot } = LIMITS;
   const scored = (row) => [`${row.format}@${row.run}`, row.default].map((label) => ROWS.find((each) => each.model === model && each.label === label && each.ratio)).find(Boolean);
-  const allowed = rows.filter((row) => !scored(row) || within(scored(row), budget));
+  const held = (row) => ROWS.find((each) => each.model === model && each.label === `${row.format}@${row.run}`);
+  const allowed = rows.filter((row) => (!scored(row) || within(scored(row), budget)) && (!held(row) || fits(held(row))));
   const kept = allowed.filter((row) => keeps(row, ttft, tpot) && !unranked(row, true));
   const limits = `TTFT ${figure(ttft)} ms and TPOT ${figure(tpot)} ms${rows.some(scored) ? `, of those within ${percent(budget)}` : ""}`;
   if (!kept.length) return `No server keeps a user within ${limits}, as far as it was measured.`;

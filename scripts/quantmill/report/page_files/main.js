@@ -13,6 +13,12 @@ find("model-controls").hidden = MODELS.length === 1;
 for (const button of document.querySelectorAll("[data-help]")) button.addEventListener("click", () => toggleHelp(button, HELP[button.dataset.help].map((line) => element("p", {}, line))));
 
 find("budget").addEventListener("input", () => showVerdict());
+if (MEMORY) {
+  find("memory-controls").hidden = false;
+  find("memory-of").textContent = ofUsers();
+  find("memory-budget").value = MEMORY.budget_gb ?? "";
+  find("memory-budget").addEventListener("input", () => showVerdict());
+}
 for (const id of ["quality", "cost", "rooflines"]) find(id).addEventListener("change", showPlot);
 for (const id of ["filter", "front-only", "all-columns"]) find(id).addEventListener("input", showTable);
 find("sort").addEventListener("change", () => {

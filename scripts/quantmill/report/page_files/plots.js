@@ -111,6 +111,7 @@ function showPlot() {
     quality.startsWith("perplexity") ? `Bars: 95% intervals, those of perplexity of the difference from ${DATA.reference} on the same text.` : null,
     joined ? (measured ? "Dashed: the Pareto front." : "Dashed: rows that no other of their model equals or beats on both axes, intervals left aside.") : null,
     drawn.length < ROWS.length ? `Not drawn, for lack of one of the two figures: ${ROWS.length - drawn.length} of ${ROWS.length} rows.` : null,
+    cost === "memory_at_bytes" ? `Memory: weights and cache of ${ofUsers()}.` : null,
     drawn.some(pale) ? `Pale: ${[...new Set(drawn.filter(pale).map(why))].join(", or ")}.` : null,
     rooflines ? "Roofline: the speed at which a token's weights would be read as fast as the device copies." : null,
     rooflines && drawn.some((row) => row["bandwidth disturbed"]) ? "Every row of a device was disturbed here, and the bandwidth with them." : null,

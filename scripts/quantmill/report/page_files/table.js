@@ -4,7 +4,7 @@ const PAGE = 100; // rows before a click shows all
 const order = { column: null, direction: 1 };
 let unfolded = false;
 
-const BYTES = new Set(["size_bytes", "peak_memory_bytes"]);
+const BYTES = new Set(DATA.columns.filter((column) => column.unit === "B").map((column) => column.name));
 const SHARES = new Set(["bandwidth_fraction", ...DATA.columns.filter((column) => column.share).map((column) => column.name)]);
 const TASKS = DATA.columns.filter((column) => /^task_.*_score$/.test(column.name)).map((column) => column.name.slice(0, -6));
 const BETTER = { higher: "More is better.", lower: "Less is better." };
@@ -18,6 +18,7 @@ const BELOW = {
   kld_mean: "Below it: the 99th percentile.",
   tpot_ms_p50: "Below it: the 99th percentile.",
   bits_per_weight: "Below it: how many weights share a scale, where that was chosen.",
+  memory_at_bytes: "Below it: how much of it is the cache of keys and values.",
 };
 const CARDS = matchMedia("(max-width: 40rem)"); // a card a row where a table would have to be moved sideways
 
@@ -68,6 +69,7 @@ function below(row, name) {
   if (name === "perplexity") return row.ratio ? paired(row) : range(row.perplexity_low, row.perplexity_high, 4);
   if (name === "kld_mean") return row.above_noise_floor === false ? ["within the noise"] : [`p99 ${figure(row.kld_p99, 3)}`];
   if (name === "tpot_ms_p50") return [`p99 ${figure(row.tpot_ms_p99, 3)}`];
+  if (name === "memory_at_bytes") return [`${size(row.memory_at_kv_cache_bytes)} of cache`];
   if (name === "bits_per_weight" && row.group_size) return [`groups of ${row.group_size}`];
   if (name === "bandwidth_fraction") return [...(row["bandwidth disturbed"] ? ["a disturbed one"] : []), ...(row.joules_per_token === null ? [] : [`${figure(row.joules_per_token, 3)} J/token`])];
   const task = TASKS.find((each) => `${each}_score` === name);

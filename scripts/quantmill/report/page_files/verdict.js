@@ -16,6 +16,31 @@ const tied = (row) => row.reference || row.above_noise_floor === false || row.ra
 /** Whether a row loses no more than the budget allows: a tie with the reference is within any. */
 const within = (row, budget) => tied(row) || row.ratio.ratio <= 1 + budget + 1e-12;
 
+let roomBytes = null; // what the reader's memory holds; null if any will do
+/** The texts whose memory was counted, in words. */
+const ofUsers = () => `${MEMORY.context.toLocaleString("en")} tokens and ${MEMORY.users.toLocaleString("en")} user${MEMORY.users > 1 ? "s" : ""}`;
+/** Whether a row is known to fit the reader's memory. */
+const fits = (row) => roomBytes === null || (row.memory_at_bytes !== null && row.memory_at_bytes <= roomBytes);
+/** Words that follow a limit of loss. */
+const andRoom = () => (roomBytes === null ? "" : ` and ${size(roomBytes)}`);
+
+/** What a row takes with the study's texts; null where that is not known, or was not asked for. */
+function takes(row) {
+  if (!MEMORY || !row || row.memory_at_bytes === null) return null;
+  const parts = `${size(row.memory_at_weights_bytes)} of weights, ${size(row.memory_at_kv_cache_bytes)} of keys and values`;
+  const needed = `${size(row.memory_at_bytes)} (${parts})`;
+  return roomBytes === null ? `${row.label} takes ${needed} with ${ofUsers()}.` : `${row.label} fits ${size(roomBytes)} with ${ofUsers()}: it takes ${needed}.`;
+}
+
+/** Which rows are left out because they do not fit, or are not known to. */
+function unfitting(rows) {
+  const [known, unknown] = [rows.filter((row) => row.memory_at_bytes !== null), rows.filter((row) => row.memory_at_bytes === null)];
+  return [
+    known.length ? `More than ${size(roomBytes)} with ${ofUsers()}: ${known.map((row) => `${row.label} (${size(row.memory_at_bytes)})`).join(", ")}.` : null,
+    unknown.length ? `Whether ${unknown.length === 1 ? "it fits" : "they fit"} ${size(roomBytes)} is not known: ${unknown.map((row) => `${row.label} (${row.missing.memory_at_bytes})`).join(", ")}.` : null,
+  ].filter(Boolean);
+}
+
 /** What a row loses, in words. */
 function loss(row) {
   if (row.reference) return "the reference itself";
@@ -41,13 +66,14 @@ function gain(row, base, equals) {
 }
 
 /** Why the table calls a row dominated that is named here. */
-function explained(row, rows, budget) {
+function explained(row, budget) {
+  const rows = ROWS.filter((other) => other.model === row.model && other.device === row.device && other.ratio && other.rate !== null);
   const winners = rows.filter((other) => row["dominated by"].includes(other.label));
   if (!winners.length) return null;
-  const other = winners.find((each) => within(each, budget)) ?? winners[0];
+  const other = winners.find((each) => within(each, budget) && fits(each)) ?? winners[0];
   const how = faster(other, row) ? "is faster and loses no more, as far as can be told" : "is as fast, as far as can be told, and loses less";
-  const quicker = rows.filter((each) => within(each, budget) && faster(each, other));
-  const but = !within(other, budget) ? `; but it is not within ${percent(budget)}` : quicker.length ? `; but it is slower than ${names(quicker)}` : "";
+  const quicker = rows.filter((each) => within(each, budget) && fits(each) && faster(each, other));
+  const but = !fits(other) ? `; but it is not known to fit ${size(roomBytes)}` : !within(other, budget) ? `; but it is not within ${percent(budget)}` : quicker.length ? `; but it is slower than ${names(quicker)}` : "";
   return `The table calls ${row.label} dominated: ${other.label} ${how}${but}.`;
 }
 
@@ -79,8 +105,11 @@ function sentences(model, budget) {
   const unchecked = every.filter((row) => row.unchecked && (row.tokens_per_second !== null || row.ratio));
   const left = unchecked.length ? [`Not checked against ${unchecked.length === 1 ? "its" : "their"} own weights, so in no sentence here and on no front: ${unchecked.map((row) => `${row.label} (${row.unchecked})`).join(", ")}.`] : [];
   const all = every.filter((row) => !row.unchecked);
-  if (!all.some((row) => row.tokens_per_second !== null || row.ratio) && left.length) return left;
-  return [...checked(all, budget), ...left];
+  const measured = all.filter((row) => row.tokens_per_second !== null || row.ratio);
+  if (!measured.length && left.length) return left;
+  const without = unfitting(measured.filter((row) => !fits(row)));
+  if (measured.length && !measured.some(fits)) return [`Nothing is known to fit ${size(roomBytes)} with ${ofUsers()}.`, ...without, ...left];
+  return [...checked(all.filter(fits), budget), ...without, ...left];
 }
 
 /** Those of a model's rows that were checked. */
@@ -109,7 +138,9 @@ function ofDevice(rows, untimed, budget) {
 /** What can be said where nothing is known of the quality. */
 function unjudged(rows, named) {
   const why = rows.map((row) => row.missing.perplexity).find(Boolean) ?? `there is no ${DATA.reference} to compare with`;
-  return [...speeds(rows, null, rows.length === 1 ? " that was measured" : "", () => "", named), `Nothing is known of the quality (${why}).`];
+  const first = rows.every(disturbed) ? null : fastest(rows)[0];
+  const found = speeds(rows, null, rows.length === 1 ? " that was measured" : "", () => "", named);
+  return [...found, takes(first), `Nothing is known of the quality (${why}).`].filter((each) => each !== null);
 }
 
 function judged(rows, untimed, budget, named) {
@@ -121,15 +152,16 @@ function judged(rows, untimed, budget, named) {
   if (!allowed.length) {
     const closest = best(scored, (a, b) => a.ratio.ratio < b.ratio.ratio);
     named.add(closest);
-    found.push(`No format is ${limit} of ${DATA.reference}'s perplexity. The closest is ${closest.label}: ${loss(closest)}.`);
+    found.push(`No format${roomBytes === null ? "" : ` that fits ${size(roomBytes)}`} is ${limit} of ${DATA.reference}'s perplexity. The closest is ${closest.label}: ${loss(closest)}.`);
   } else {
-    const base = rows.find((row) => row.reference);
-    const where = rows.length === 1 ? " that was measured" : ` ${limit}`;
+    const base = ROWS.find((row) => row.reference && row.model === rows[0].model && row.device === rows[0].device && row.rate !== null && !row.unchecked);
+    const where = rows.length === 1 ? ` that was measured${roomBytes === null ? "" : ` and fits ${size(roomBytes)}`}` : ` ${limit}${andRoom()}`;
     found.push(...speeds(allowed, base, where, loss, named));
     const leading = allowed.every(disturbed) ? [] : fastest(allowed);
     [first = null] = leading;
     if (first && !tied(first) && first.ratio.high > 1 + budget) found.push(`Its interval reaches beyond ${percent(budget)}.`);
-    for (const row of leading) found.push(explained(row, scored, budget));
+    found.push(takes(first));
+    for (const row of leading) found.push(explained(row, budget));
   }
   found.push(smallest(allowed, untimed, first, budget, named));
   const unscored = rows.filter((row) => !row.ratio);
@@ -143,7 +175,7 @@ function smallest(allowed, untimed, first, budget, named) {
   const rows = [...allowed, ...untimed.filter((row) => within(row, budget))];
   if (!rows.length || (rows.length === 1 && allowed.length)) return null;
   const least = best(rows, (a, b) => a.size_bytes < b.size_bytes);
-  const limit = `within ${percent(budget)}`;
+  const limit = `within ${percent(budget)}${andRoom()}`;
   if (first?.size_bytes === least.size_bytes) {
     const equal = rows.filter((row) => row !== first && row.size_bytes === least.size_bytes);
     return `It is also the smallest of those ${limit}, ${size(least.size_bytes)}${equal.length ? `, as small as ${names(equal)}` : ""}.`;
@@ -157,14 +189,17 @@ function smallest(allowed, untimed, first, budget, named) {
 function theFront(scored, named) {
   if (scored.length < 2) return null;
   const [front, open] = [scored.filter((row) => row.pareto), scored.filter((row) => row.pareto === null)];
+  if (!front.length && scored.length > open.length) return null; // what dominates these does not fit
   if (!front.length) return "There is no Pareto front, since every speed was disturbed.";
   for (const row of front) named.add(row);
-  return `The Pareto front, whatever the loss: ${names(front)}.${open.length ? ` Open, since disturbed: ${names(open)}.` : ""}`;
+  return `The Pareto front, whatever the loss${roomBytes === null ? "" : `, of what fits ${size(roomBytes)}`}: ${names(front)}.${open.length ? ` Open, since disturbed: ${names(open)}.` : ""}`;
 }
 
 function showVerdict(all = false) {
   const budget = Number(find("budget").value) / 100;
   find("budget-value").textContent = percent(budget);
+  const room = MEMORY ? Number(find("memory-budget").value) : 0;
+  roomBytes = room > 0 ? room * 1e9 : null;
   const shown = all ? MODELS : MODELS.slice(0, VERDICTS);
   const parts = shown.map((model) => [
     MODELS.length > 1 ? element("h3", {}, model) : null,
