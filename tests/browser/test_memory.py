@@ -61,8 +61,8 @@ def test_the_reader_sets_another_budget(study: Path, visit: Visit) -> None:
     assert said[0].startswith("small is the only format that was measured and fits 8 GB: 200 tokens/s")
     assert said[1].startswith("small fits 8 GB with 1,000 tokens and 4 users: it takes 8 GB (4 GB of weights, 4 GB ")
     assert said[2] == (
-        "The table calls small dominated: quick is faster and loses no more, as far as can be told; but it is not known "
-        "to fit 8 GB."
+        "The table calls small dominated: quick is faster and loses no more, as far as can be told; but it is not "
+        "known to fit 8 GB."
     )
     assert not any("Pareto front" in line for line in said)
     assert sentences(page, "7.9") == [

@@ -84,7 +84,7 @@ def test_every_table_has_it(
     read = "import sys; from pyarrow import parquet; f = parquet.read_schema(sys.argv[1]).field('memory_at_bytes'); "
     read += "print(f.type, f.metadata[b'unit'].decode(), f.metadata[b'description'].decode())"
     assert call(tools_python, "-c", read, out / "results.parquet").stdout == (
-        "int64 B Weights, and keys and values of 4 users with 1,000 tokens each (METHODS.md, Memory in use).\n"
+        "int64 B Weights and cache, with 1,000 tokens and 4 users (METHODS.md, Memory in use).\n"
     )
     heading, _, _, line, *_ = markdown.table(collect(cells)).splitlines()[2:]
     place = heading.split(" | ").index("memory, 4 x 1,000 tokens |")

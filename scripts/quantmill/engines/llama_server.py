@@ -36,7 +36,6 @@ class Engine(Deployable):
         if options.get("parallel", 1) > 1:
             self.capabilities = self.capabilities | {"batches"}
         self.context = options.get("ctx_size", options.get("c", 0))
-        self.options = options
         self.types = [str(options.get(f"cache_type_{part}", options.get(f"ct{part}", "f16"))) for part in "kv"]
         place = Endpoint(str(artifact.absolute()), MODEL, lifecycle.LOCAL, port)
         words = self.words(artifact, place, int(device == "cuda"), threads, options)

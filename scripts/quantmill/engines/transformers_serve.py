@@ -39,7 +39,7 @@ class Engine(Started):
         self.reader = AutoTokenizer.from_pretrained(artifact)  # as the server does
         # float16 is many times slower on a CPU, where other engines calculate in float32
         settings = {"dtype": "float16" if device == "cuda" else "float32", **options}
-        self.compute_type, self.options = str(settings["dtype"]), options
+        self.compute_type = str(settings["dtype"])
         argv = [sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", self.model, "--host", "127.0.0.1"]
         argv += ["--port", str(port), "--device", device, *flags(settings)]
         return argv, {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -65,10 +65,7 @@ class Engine(Started):
     def footprint(self) -> Footprint | None:
         if self.compute_type not in VALUE_BYTES or "quantization" in self.options:
             return None
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(self.artifact, trust_remote_code=False).get_text_config().to_dict()
-        layers = kv_layers.of_config(config, VALUE_BYTES[self.compute_type])
+        layers = kv_layers.of_config(self.text_config(), VALUE_BYTES[self.compute_type])
         nbytes = shards.bytes_held(self.artifact, VALUE_BYTES[self.compute_type])
         return Footprint(nbytes, Cache(layers, beyond=-1) if layers else None)
 

@@ -11,7 +11,7 @@ from quantmill.metrics import footprint
 from quantmill.report.column import NOT_NEGATIVE, Column, set_later
 from quantmill.report.rows import MemoryAt, Results, Row
 
-TOTAL, PARTS = "memory_at_bytes", ("weights_bytes", "kv_cache_bytes")
+TOTAL, WEIGHTS, CACHE = "memory_at_bytes", "memory_at_weights_bytes", "memory_at_kv_cache_bytes"
 SHOWN = 19  # place among the columns that are shown at once
 GB = 10**9  # as sizes are shown
 OLDER = "its speed was measured before Quantmill recorded what its engine keeps; measure it again"
@@ -49,61 +49,47 @@ def title(asked: Mapping[str, Any]) -> str:
     return f"memory, {users}{asked['context']:,} tokens"
 
 
-def counted(row: Row, asked: Mapping[str, Any]) -> MemoryAt | None:
-    """Return a row's memory if it was counted for these texts; that of another study may be for others."""
+def columns(results: Results) -> list[Column]:
+    """Return the columns of a study that asks for memory; none of another."""
+    if not (asked := results["config"].get("memory_at")):
+        return []
+    heading, of = title(asked), words(asked)
+    told = {
+        TOTAL: (heading, f"Weights and cache, with {of} (METHODS.md, Memory in use)."),
+        WEIGHTS: (f"{heading}: weights", "All weights, as the engine loads them."),
+        CACHE: (f"{heading}: cache", f"Keys and values as the engine keeps them, with {of}."),
+    }
+    return [
+        Column(
+            name=name,
+            kind="integer",
+            text=text,
+            parts=("latency",),
+            source=set_later,
+            unit="B",
+            title=heading,
+            better="lower",
+            shown=SHOWN if name == TOTAL else None,
+            limits=NOT_NEGATIVE,
+        )
+        for name, (heading, text) in told.items()
+    ]
+
+
+def values(row: Row, asked: Mapping[str, Any]) -> tuple[dict[str, int | None], str | None]:
+    """Return a row's figures in bytes by their columns, and why some are missing: those of another study may have been
+    counted for other texts."""
     found = row.get("memory_at")
-    return found if found and (found["context"], found["users"]) == (asked["context"], asked["users"]) else None
+    if not found or (found["context"], found["users"]) != (asked["context"], asked["users"]):
+        return dict.fromkeys((TOTAL, WEIGHTS, CACHE)), ELSEWHERE
+    weights, cache = found["weights_bytes"], found["kv_cache_bytes"]
+    both = None if weights is None or cache is None else weights + cache
+    return {TOTAL: both, WEIGHTS: weights, CACHE: cache}, found["reason"]
 
 
 def total(row: Row, asked: Mapping[str, Any]) -> int | None:
     """Return a row's weights and cache together, in bytes; None if one is not known."""
-    if not (found := counted(row, asked)):
-        return None
-    weights, cache = found["weights_bytes"], found["kv_cache_bytes"]
-    return None if weights is None or cache is None else weights + cache
-
-
-def columns(results: Results) -> list[Column]:
-    """Return the columns of a study that asks for memory; none of another."""
-    asked = results["config"].get("memory_at")
-    if not asked:
-        return []
-    users = f"{asked['users']:,} user{'s' if asked['users'] > 1 else ''} with {asked['context']:,} tokens each"
-    heading = title(asked)
-    return [
-        _column(TOTAL, heading, f"Weights, and keys and values of {users} (METHODS.md, Memory in use).", SHOWN),
-        _column(f"memory_at_{PARTS[0]}", f"{heading}: weights", "Its weights: all of them, as the engine loads them."),
-        _column(
-            f"memory_at_{PARTS[1]}",
-            f"{heading}: cache",
-            f"Its cache: keys and values of {users}, as the engine keeps them.",
-        ),
-    ]
-
-
-def _column(name: str, heading: str, text: str, shown: int | None = None) -> Column:
-    """Describe a figure in bytes."""
-    return Column(
-        name=name,
-        kind="integer",
-        text=text,
-        parts=("latency",),
-        source=set_later,
-        unit="B",
-        title=heading,
-        better="lower",
-        shown=shown,
-        limits=NOT_NEGATIVE,
-    )
-
-
-def values(row: Row, asked: Mapping[str, Any]) -> tuple[dict[str, int | None], str | None]:
-    """Return a row's figures by their columns, and why some are missing."""
-    if not (found := counted(row, asked)):
-        return dict.fromkeys((TOTAL, *(f"memory_at_{part}" for part in PARTS))), ELSEWHERE
-    weights, cache = found["weights_bytes"], found["kv_cache_bytes"]
-    figures = {TOTAL: total(row, asked), f"memory_at_{PARTS[0]}": weights, f"memory_at_{PARTS[1]}": cache}
-    return figures, found["reason"]
+    return values(row, asked)[0][TOTAL]
 
 
 def fits(row: Row, asked: Mapping[str, Any] | None) -> bool:

@@ -39,12 +39,12 @@ class Started(Served):
         raise NotImplementedError
 
     def __init__(self, artifact: Path, device: str, threads: int, **options: Any) -> None:
-        options = underscored(options)
+        self.options = options = underscored(options)
         self.check_ours(options)
         config = shards.read_json(artifact / "config.json")
         self.stop_ids = special_tokens.ends(config)
         self.expected = Expected(vocabulary(config))
-        self.artifact = artifact
+        self.artifact, self.device = artifact, device
         before = os.sched_getaffinity(0)
         port, (mine, theirs) = lifecycle.free_port(), lifecycle.divide_processors()
         self.threads = min(threads, len(theirs))
@@ -89,6 +89,16 @@ class Started(Served):
             if (isinstance(value, str) and redaction.is_secret(option)) or secrets.value(value) != value:
                 words = "holds a secret, and results show options; put it into the server's environment instead"
                 raise UserError(f"engine {cls.name}: option {option!r} {words}")
+
+    def text_config(self) -> dict[str, Any]:
+        """Return the language model's keys of config.json as transformers completes them; none of a model that it does
+        not know."""
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.from_pretrained(self.artifact, trust_remote_code=False).get_text_config().to_dict()
+        except ValueError:
+            return {}
 
     def check(self) -> None:
         """Raise `UserError` where the server has ended, or another one answers in its place."""
