@@ -23,10 +23,11 @@ SAID = {
     "kv cache": r"\bkv_cache_dtype=(\w+)",
     "tensor parallel": r"\btensor_parallel_size=(\d+)",
     "pipeline parallel": r"\bpipeline_parallel_size=(\d+)",
-    "batched tokens": r"\bmax_num_batched_tokens=(\d+)",
 }
 BLOCKS = {"cpu": 128, "cuda": 16}  # tokens of a block by default
-LONGEST = 2**31  # tokens: without chunked prefill, of which its log says the size, a whole text is read at once
+# tokens that it schedules at once by default, of which its log says nothing: on a CPU, and by the least GiB of a GPU
+# (get_batch_defaults of vllm/engine/arg_utils.py, 0.32)
+BATCHED, BATCHED_OF_GPUS = 2048, ((160, 16384), (70, 8192))
 
 
 class Engine(Deployable):
@@ -80,7 +81,6 @@ class Engine(Deployable):
         found = {name: re.search(pattern, text) for name, pattern in SAID.items()}
         self.said = {name: match[1] for name, match in found.items() if match}
         self.compute_type = self.said.pop("dtype", "unknown")
-        self.batched_tokens = int(self.said.pop("batched tokens", LONGEST))
         self.said |= vllm_settings.products(artifact, device, self.compute_type)
 
     def more(self, n: int) -> dict[str, Any]:
@@ -89,6 +89,7 @@ class Engine(Deployable):
     def footprint(self) -> Footprint | None:
         if value(self.options, "speculative_config"):  # a draft's weights are not counted
             return None
+        batched = int(value(self.options, "max_num_batched_tokens", self._batched()))
         # with asynchronous scheduling, which is vLLM's default on a GPU, two steps are under way
         steps = 2 if self.device == "cuda" and value(self.options, "async_scheduling", True) else 1
         return vllm_settings.footprint(
@@ -97,9 +98,17 @@ class Engine(Deployable):
             self.compute_type,
             self.said.get("kv cache", "auto"),
             int(value(self.options, "block_size", BLOCKS[self.device])),
-            None if value(self.options, "disable_hybrid_kv_cache_manager") else steps * self.batched_tokens,
+            None if value(self.options, "disable_hybrid_kv_cache_manager") else steps * batched,
             int(self.said.get("tensor parallel", 1)),
         )
+
+    def _batched(self) -> int:
+        """Return the tokens that it schedules at once, if no option says."""
+        if self.device == "cpu":
+            return BATCHED
+        gpu = cuda.describe()
+        gib = (gpu["memory_bytes"] or 0) / 2**30 / cuda.count() if "A100" not in gpu["name"] else 0
+        return next((tokens for least, tokens in BATCHED_OF_GPUS if gib >= least), BATCHED)
 
     def versions(self) -> dict[str, str]:
         version = self.told_version("/version", "version")
