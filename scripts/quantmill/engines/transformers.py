@@ -18,8 +18,7 @@ from quantmill.common.program import UserError, first_line
 from quantmill.engines.decoding import kept
 from quantmill.engines.decoding.merged import merge
 from quantmill.engines.head import Head
-from quantmill.engines.streamed import shelf
-from quantmill.engines.streamed.model import Streamed, exceeds_memory
+from quantmill.engines.streamed import free_memory, shelf
 from quantmill.metrics.footprint import Cache, Footprint
 
 remote_code.forbid()
@@ -72,9 +71,11 @@ class Engine(engines.Engine):
             raise UserError(f"device cuda: torch {torch.__version__} of this environment sees no GPU; use device: cpu")
         torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype) if dtype else self.default_dtype(artifact, device)
-        self.streamed: Streamed | None = None
+        self.streamed: Any = None
         self.ahead: dict[tuple[int, ...], list[Callable[[], torch.Tensor]]] = {}  # states of texts, by `read_ahead`
-        if self.plain and (stream or exceeds_memory(artifact, self.dtype, device)):
+        if self.plain and (stream or free_memory.exceeds(artifact, self.dtype, device)):
+            from quantmill.engines.streamed.model import Streamed  # not in transformers 4, which auto-gptq has
+
             if self.dtype == torch.float16 and not all(map(float16.fits, shards.find(artifact).tensors().values())):
                 self.dtype = torch.bfloat16
             self.streamed = Streamed(artifact, self.dtype, device, **self.attention)

@@ -10,27 +10,12 @@ from typing import Any
 import torch
 import transformers
 
-from quantmill.checkpoint import shards
 from quantmill.common.program import UserError
-from quantmill.devices import memory
-from quantmill.engines.streamed import shelf
+from quantmill.engines.streamed import free_memory, shelf
 from quantmill.engines.streamed.blocks import EMBEDDINGS, HEAD, REST, Blocks
 from quantmill.engines.streamed.relay import Relay
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
-SHARE = 0.9  # of the free memory that a whole model may take
-
-
-def exceeds_memory(artifact: Path, dtype: torch.dtype, device: str) -> bool:
-    """Return whether an artifact's weights in `dtype` do not fit the memory that this process may take."""
-    need = dtype.itemsize * sum(tensor.numel for tensor in shards.find(artifact).tensors().values())
-    return need > SHARE * (memory.available_bytes() if device == "cpu" else available_on_gpu())
-
-
-def available_on_gpu() -> int:
-    """Return the bytes that this process may still take of its GPU."""
-    free, total = torch.cuda.mem_get_info()
-    return min(free, int(torch.cuda.get_per_process_memory_fraction() * total) - torch.cuda.memory_reserved())
 
 
 def keep_no_freed_memory() -> None:
@@ -88,8 +73,7 @@ class Streamed:
         """Let the states of so many tokens wait on the disk if they are more than half of the free memory. Raises
         `UserError` if the disk is too small."""
         size = self.model.dtype.itemsize * self.model.config.get_text_config().hidden_size * tokens
-        free = memory.available_bytes() if self.parts.device == "cpu" else available_on_gpu()
-        if self.on_disk or 2 * size > free:
+        if self.on_disk or 2 * size > free_memory.available(self.parts.device):
             shelf.check_space(size)
             self.on_disk = True
 
