@@ -4,7 +4,8 @@ REFERENCE_ENGINE = FORMATS[format_of(STUDY["reference"])].engine
 # The last arguments of every program that scores
 SCORING = (
     " --protocol {params.protocol:q} --evaluation {input.evaluation:q} --device {params.device:q} --threads {threads}"
-    f"{' --stream' if STUDY['stream'] else ''} 2> {{log:q}}"
+    + (" --stream" if STUDY["stream"] else "")
+    + " 2> {log:q}"
 )
 
 
