@@ -134,7 +134,7 @@ def compare_pair(array: Callable[[torch.Tensor], Any]) -> list[str]:
     return differ
 
 
-def added(name: str) -> list[str]:
+def find_added(name: str) -> list[str]:
     """Return the ends of the names that the stream writes in addition to CTranslate2's converter as it is, whose other
     variables must be the same. That converter wants as many embeddings as the tokenizer has tokens."""
     tokens = transformers.AutoTokenizer.from_pretrained(folders[name]).get_vocab()
@@ -248,7 +248,7 @@ models = {name: compare(folder) for name, folder in folders.items()}
 convertible = {name for name in (*KINDS, *OTHERS) if "differ" in models[name]} - {"gpt_neox", "phi3", "phi3 longrope"}
 facts = {
     "models": models,
-    "added": {name: added(name) for name in convertible},
+    "added": {name: find_added(name) for name in convertible},
     "pairs": {"of numpy": compare_pair(torch.Tensor.numpy), "of torch": compare_pair(torch.Tensor.contiguous)},
     "lacking": refusal(ct2.Converter(str(lacking)).load),
     "registered": sorted(_MODEL_LOADERS),

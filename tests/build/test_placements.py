@@ -1,4 +1,4 @@
-"""What a quantizer keeps on the GPU: the choice by memory, by hand, and the tools with each of their placements."""
+"""Places of a quantizer on the GPU: the choice by memory, by hand, and the tools with each of their placements."""
 
 import json
 from collections.abc import Callable

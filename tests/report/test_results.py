@@ -105,26 +105,21 @@ def test_a_missing_noise_floor_says_why(tmp_path: Path) -> None:
     assert row["missing"]["above_noise_floor"] == "one dtype"
 
 
-def test_a_missing_speed_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "lost", "kept"),
+    [("latency", "tokens_per_second", "perplexity"), ("quality", "perplexity", "tokens_per_second")],
+)
+def test_a_part_without_figures_says_why(tmp_path: Path, part: str, lost: str, kept: str) -> None:
     each = cell(tmp_path, "reference", 10, window_losses(0))
-    found = json.loads(Path(each["latency"]).read_text())
-    kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
-    Path(each["latency"]).write_text(json.dumps(kept | {"summary": None, "reason": "it runs block by block"}))
+    found = json.loads(Path(each[part]).read_text())
+    names = ("kind", "metrics_version", "artifact", "protocol")
+    told = {name: found[name] for name in names} | {"summary": None, "reason": "its engine tells none"}
+    Path(each[part]).write_text(json.dumps(told))
     row = collect(tmp_path, each)["reference"]
-    assert (row["tokens_per_second"], row["missing"]["tokens_per_second"]) == (None, "it runs block by block")
-    assert row["perplexity"] == 2
-
-
-def test_a_missing_quality_says_why(tmp_path: Path) -> None:
-    each = cell(tmp_path, "reference", 10, window_losses(0))
-    found = json.loads(Path(each["quality"]).read_text())
-    kept = {name: found[name] for name in ("kind", "metrics_version", "artifact", "protocol")}
-    Path(each["quality"]).write_text(json.dumps(kept | {"summary": None, "reason": "its engine tells none"}))
-    row = collect(tmp_path, each)["reference"]
-    assert (row["perplexity"], row["missing"]["perplexity"]) == (None, "its engine tells none")
-    assert row["tokens_per_second"] == 10
+    assert (row[lost], row["missing"][lost]) == (None, "its engine tells none")
+    assert row[kept] == {"perplexity": 2, "tokens_per_second": 10}[kept]
     edit(f"{each['artifact']}/quantmill.json", lambda manifest: manifest["files"]["a"].update(sha256="34"))
-    assert collect(tmp_path, each)["reference"]["missing"]["perplexity"].endswith("another build; run again")
+    assert collect(tmp_path, each)["reference"]["missing"][lost].endswith("another build; run again")
 
 
 def test_a_difference_within_the_noise_is_a_tie(tmp_path: Path) -> None:

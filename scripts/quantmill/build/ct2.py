@@ -32,7 +32,7 @@ from quantmill.common.program import UserError, first_line
 TORCH = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}  # what the converter reads
 SWISH_ALONE = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose loaders read no hidden_act
 QUANTIZATIONS = ["int8", "int8_float32", "int8_float16", "int8_bfloat16", "float16", "bfloat16", "float32"]
-# in the manifest, beside CTranslate2's version
+# in the manifest, with CTranslate2's version
 WRITTEN = "by Quantmill, in a stream, byte for byte as CTranslate2's converter writes the same specification"
 
 

@@ -107,7 +107,7 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
     if name == "__setitem__":
         if not isinstance(first, Deferred):  # an ordinary tensor gets the elements
             return function(*_each(_value, args))
-        first.recipe = Step(_assigned, _each(_recipe, args), {})
+        first.recipe = Step(_assign, _each(_recipe, args), {})
         return None
     if function == DATA.__set__ and len({(each.shape, each.dtype, type(each)) for each in args}) == 1:
         first.recipe = rest[0].recipe
@@ -163,7 +163,7 @@ def _value(value: Any) -> Any:
     return found if recipe.part is None else found[recipe.part]
 
 
-def _assigned(tensor: torch.Tensor, where: Any, value: Any) -> torch.Tensor:
+def _assign(tensor: torch.Tensor, where: Any, value: Any) -> torch.Tensor:
     copy = tensor.clone()
     copy[where] = value
     return copy

@@ -115,7 +115,7 @@ def write(
     Raises `UserError` for a variable of 4 GiB or more, which this version cannot hold.
     """
     with path.open("wb", buffering=0) as file:
-        write_all(file, struct.pack("<I", VERSION) + _packed(spec) + struct.pack("<I", revision))
+        write_all(file, struct.pack("<I", VERSION) + _pack(spec) + struct.pack("<I", revision))
         place, count = file.tell(), 0
         write_all(file, struct.pack("<I", count))  # it is known at the end
         for each in variables:
@@ -124,14 +124,14 @@ def write(
             if nbytes >= 2**32:
                 has = f"{each.name} has {nbytes / 1e9:.1f} GB as {each.dtype}"
                 raise UserError(f"{has}, and a variable of CTranslate2 at most 4.29; choose a smaller type")
-            write_all(file, _packed(each.name) + struct.pack(f"<B{len(each.shape)}I", len(each.shape), *each.shape))
+            write_all(file, _pack(each.name) + struct.pack(f"<B{len(each.shape)}I", len(each.shape), *each.shape))
             write_all(file, struct.pack("<BI", CODES[each.dtype], nbytes))
             end = file.tell() + nbytes
             for data in each.data:
                 write_all(file, data)
             if file.tell() != end:
                 raise OSError(f"{path}: {each.name} ends {file.tell() - end} bytes after its place")
-        pairs = b"".join(_packed(alias) + _packed(target) for alias, target in aliases)
+        pairs = b"".join(_pack(alias) + _pack(target) for alias, target in aliases)
         write_all(file, struct.pack("<I", len(aliases)) + pairs)
         file.seek(place)
         write_all(file, struct.pack("<I", count))
@@ -195,7 +195,7 @@ def _unpack(file: BinaryIO, layout: str) -> tuple:
     return struct.unpack(layout, file.read(struct.calcsize(layout)))
 
 
-def _packed(word: str) -> bytes:
+def _pack(word: str) -> bytes:
     return struct.pack("<H", len(word) + 1) + word.encode() + b"\0"
 
 

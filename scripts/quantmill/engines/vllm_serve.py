@@ -89,7 +89,7 @@ class Engine(Deployable):
     def footprint(self) -> Footprint | None:
         if value(self.options, "speculative_config"):  # a draft's weights are not counted
             return None
-        batched = int(value(self.options, "max_num_batched_tokens", self._batched()))
+        batched = int(value(self.options, "max_num_batched_tokens", self._batch_tokens()))
         # with asynchronous scheduling, which is vLLM's default on a GPU, two steps are under way
         steps = 2 if self.device == "cuda" and value(self.options, "async_scheduling", True) else 1
         return vllm_settings.footprint(
@@ -102,7 +102,7 @@ class Engine(Deployable):
             int(self.said.get("tensor parallel", 1)),
         )
 
-    def _batched(self) -> int:
+    def _batch_tokens(self) -> int:
         """Return the tokens that it schedules at once, if no option says."""
         if self.device == "cpu":
             return BATCHED

@@ -31,9 +31,9 @@ class Decoded(Tensor):
 
     def chunks(self, size: int = CHUNK) -> Iterator[memoryview]:
         """See `Tensor.chunks`. Raises `UserError` for a weight that is NaN or beyond the dtype's range."""
-        return rechunk(self._stored(), size)
+        return rechunk(self._read_pieces(), size)
 
-    def _stored(self) -> Iterator[memoryview]:
+    def _read_pieces(self) -> Iterator[memoryview]:
         place, pieces = 0, self.pieces()
         while True:
             with np.errstate(over="ignore"):  # the result is looked at

@@ -31,7 +31,7 @@ BATCH = re.compile(r"n_ubatch += (\d+)")
 
 @dataclass(frozen=True)
 class Cells:
-    """What a context keeps. batch: tokens that it reads at a time, for which a cache of windows has room besides."""
+    """Layers that a context keeps. batch: tokens that it reads at a time, for which a cache of windows has room too."""
 
     layers: Sequence[Layers]
     batch: int
@@ -58,7 +58,7 @@ def read(log: str, window: int) -> Cells:
 
 
 def ask(file: Path, settings: Mapping[str, int]) -> Cells | None:
-    """Return what a context with these settings keeps; None where llama.cpp does not say, which the log then shows."""
+    """Return what a context with these settings keeps; None if llama.cpp does not say, which the log then shows."""
     found = run_child([*command("llamacpp.cells"), file, json.dumps(settings)], stdout=PIPE)
     if found.returncode:
         sys.stderr.write(found.stderr)

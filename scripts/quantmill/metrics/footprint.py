@@ -28,7 +28,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Cache:
-    """How an engine keeps keys and values.
+    """An engine's way to keep keys and values.
 
     page: tokens are kept in pages of this number. beyond: tokens that a layer keeps besides its window, at most; None:
     all tokens, whatever the window. spare: pages more of such a layer. pooled: all users share the pages. grouped:
@@ -48,7 +48,7 @@ class Cache:
         total = 0.0
         for layers in self.layers:
             tokens = self._tokens(layers.window, context, sharing)
-            total += self._padded(layers.count) * (pools * tokens * layers.token_bytes + users * layers.state_bytes)
+            total += self._pad(layers.count) * (pools * tokens * layers.token_bytes + users * layers.state_bytes)
         return round(total)
 
     def bytes_per_token(self) -> int | None:
@@ -59,15 +59,15 @@ class Cache:
 
     def _tokens(self, window: int | None, context: int, sharing: int) -> int:
         """Return the tokens that a layer has room for, in pages that `sharing` users share."""
-        whole = self._paged(context * sharing)
+        whole = self._round_to_page(context * sharing)
         if window is None or self.beyond is None:
             return whole
-        return self._paged(min(whole, window * sharing + self.beyond)) + self.spare * self.page
+        return self._round_to_page(min(whole, window * sharing + self.beyond)) + self.spare * self.page
 
-    def _paged(self, tokens: int) -> int:
+    def _round_to_page(self, tokens: int) -> int:
         return -(-tokens // self.page) * self.page
 
-    def _padded(self, count: int) -> int:
+    def _pad(self, count: int) -> int:
         """Return a number of layers as vLLM pads it: to groups of the smallest kind's number, or of the largest's if
         that is less than 1.5 times as many (vllm/v1/core/kv_cache_utils.py, 0.32)."""
         if not self.grouped:
@@ -79,7 +79,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What an artifact takes. weight_bytes: all its weights, as loaded. cache: None if it is not known."""
+    """Memory that an artifact takes. weight_bytes: all its weights, as loaded. cache: None if it is not known."""
 
     weight_bytes: int
     cache: Cache | None

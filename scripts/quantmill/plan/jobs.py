@@ -123,7 +123,7 @@ class Jobs:
             disk_mb = 8 * model.parameters // MB + SMALL  # float32, twice
             return Resources(job_mb(UNKNOWN.mb(model, seen)), None, disk_mb, known=False)
         memory = costs.cpu if self._device == "cpu" else costs.cuda
-        gpu_mb, host_mb = self._placed(costs, model, seen)
+        gpu_mb, host_mb = self._place(costs, model, seen)
         mb, nbytes = memory.mb(model, seen) + host_mb, costs.size.bytes(model)
         disk_mb = (1 + costs.copies) * (nbytes // MB + SMALL)
         seconds = JOB + costs.time.seconds(self._machine, model, seen)
@@ -214,7 +214,7 @@ class Jobs:
     def _machine(self) -> Machine:
         return self.machine or SLOW[self._device]
 
-    def _placed(self, costs: BuildResources, model: Shape, tokens: int) -> tuple[int, int]:
+    def _place(self, costs: BuildResources, model: Shape, tokens: int) -> tuple[int, int]:
         """MB of each GPU of a build, and MB of the host beyond its format's figures, by the placement that it chooses.
 
         If the GPU's memory is not known, the host's MB are those of any placement, at most.

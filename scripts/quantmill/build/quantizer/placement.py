@@ -23,7 +23,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tool keeps weights, and activations of all samples between two layers.
+    """Places of a tool's weights, and of activations of all samples between two layers.
 
     weights: `gpu`; or `host` or `disk`, from where one layer at a time gets to the GPU. activations: `gpu` or `host`.
     batch: samples of a step. shared: what several GPUs share, `samples` or a `layer`; without it further GPUs are idle.

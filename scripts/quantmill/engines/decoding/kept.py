@@ -1,4 +1,4 @@
-"""What transformers' cache keeps of a text, from one that a few tokens were read into."""
+"""Layers of transformers' cache, from one that a few tokens were read into."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ STATES = ("conv_states", "recurrent_states")  # tensors by number, of layers wit
 
 
 def layers(cache: Any) -> list[Layers] | None:
-    """Return the layers of a cache that one sequence was read into; None where a model has a cache of its own. A layer
+    """Return the layers of a cache that one sequence was read into; None if a model has a cache of its own. A layer
     that uses another's keys is not in it."""
     if type(cache) is not DynamicCache:
         return None

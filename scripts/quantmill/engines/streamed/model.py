@@ -70,7 +70,7 @@ class Streamed:
         return run
 
     def choose_place(self, tokens: int) -> None:
-        """Let the states of so many tokens wait on the disk if they are more than half of the free memory. Raises
+        """Let the states of `tokens` tokens wait on the disk if they are more than half of the free memory. Raises
         `UserError` if the disk is too small."""
         size = self.model.dtype.itemsize * self.model.config.get_text_config().hidden_size * tokens
         if self.on_disk or 2 * size > free_memory.available(self.parts.device):

@@ -12,7 +12,7 @@ STACK = 4 * 2**20  # bytes of a thread's stack
 
 
 class Cancelled(BaseException):
-    """Ends a forward that nobody waits for."""
+    """End of a forward whose result is not wanted."""
 
 
 class Runner:

@@ -11,7 +11,7 @@ from quantmill.common.program import UserError
 
 
 def check_space(nbytes: int) -> None:
-    """Raise `UserError` if the folder of temporary files (TMPDIR) is too small for so many bytes."""
+    """Raise `UserError` if the folder of temporary files (TMPDIR) is too small for `nbytes` bytes."""
     folder = tempfile.gettempdir()
     if nbytes > (free := shutil.disk_usage(folder).free):
         raise UserError(
