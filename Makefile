@@ -7,7 +7,7 @@ BOOTSTRAP := .venv/.complete
 OUT = artifacts/bundles/$(ENV)# of make bundle
 QUOTING := docs/STUDY.md docs/METHODS.md docs/SERVING.md results/smollm2-tasks/README.md results/smollm2-served/README.md# pages with figures of result files in their sentences
 RECORDED := results/demo results/smollm2 results/smollm2-h200 results/smollm2-h100 results/smollm2-libraries results/smollm2-caches results/h200 results/h100 results/h200-served# each with a README.md that holds all columns of its table
-FIGURES := results/ct2.json results/scoring.json# tables of docs/FIGURES.md
+FIGURES := results/ct2.json results/quantizers.json results/quantizer-steps.json results/scoring.json results/streamed.json# tables of docs/FIGURES.md
 AUTOGPTQ = $$($(BIN)/python -P -c 'import sys; print("envs/autogptq" if sys.version_info[:2] == (3, 11) else "")')
 ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes after bootstrap, whose pins it keeps
 

@@ -3,7 +3,7 @@
 
     python benchmarks/quantizers_large.py FOLDER OUT.json [--config config/examples/llama-2-7b.json] [--layers 32]
         [--samples 128] [--length 2048] [--gb 6] [--case gptq:free …] [--limit SECONDS] [--python gptqmodel=python3 …]
-    python benchmarks/quantizers_large.py --table OUT.json
+    python benchmarks/quantizers_large.py --table CASES.json STEPS.json OUT.json…
 
 A case is TOOL:WAY. Tools: gptq, llmcompressor, autoround. Ways: `free`, all of one GPU; `limited`, --gb of it; `two`,
 two GPUs; `each`, each placement of the tool on one GPU, forced. Options follow after another colon, NAME=VALUE, divided
@@ -15,7 +15,8 @@ that fails or exceeds --limit: seconds, placement and peak memory from the manif
 (nvidia-smi, every 0.2 s), seconds of its steps, the SHA-256 of the weights, versions. It is written after each case, so
 a run that is stopped keeps what it has.
 
-What the steps and regions are, benchmarks/timed_build.py says.
+--table makes two tables of docs/FIGURES.md: the cases, and the seconds of GPTQ's steps. What the steps and regions are,
+benchmarks/timed_build.py says.
 """
 
 import argparse
@@ -150,8 +151,7 @@ def memory_in_use(file: Path) -> Iterator[list[int]]:
 
 def name_of(record: dict[str, Any]) -> str:
     """Return the case of a record in words."""
-    words = [f"{record['tool']}:{record['way']}", record["forced"], f"{record['layers'] or 'all'} layers"]
-    words += [f"{record['samples']} x {record['length']}", *map("=".join, record["options"].items())]
+    words = [f"{record['tool']}:{record['way']}", record["forced"], *map("=".join, record["options"].items())]
     return " ".join(str(each) for each in words if each is not None)
 
 
@@ -160,26 +160,41 @@ def in_gb(nbytes: int | None) -> str:
     return "" if nbytes is None else f"{nbytes / 1e9:.1f}"
 
 
-def print_table(records: list[dict[str, Any]]) -> None:
-    """Print records as Markdown: the cases, and seconds of their steps and regions."""
-    print("| case | weights, activations, batch | build, s | torch's peak, predicted, card's peak, GB | weights |")
-    print("|---|---|---|---|---|")
-    for record in records:
-        place = record.get("placement") or {}
-        kept = ", ".join(str(place[each]) for each in ("weights", "activations", "batch") if place)
-        memory = place.get("peak_bytes"), place.get("predicted_bytes"), record["card_peak_bytes"]
-        result = record.get("failed") or record["weights_sha256"][:8]
-        print(f"| {name_of(record)} | {kept} | {record.get('build_s')} | {', '.join(map(in_gb, memory))} | {result} |")
-    for record in (each for each in records if "steps" in each):
-        regions = {f"region {name}": each["seconds"] for name, each in record.get("regions", {}).items()}
-        print(f"\n| {name_of(record)} | s |\n|---|---|")
-        for label, seconds in (record["steps"] | regions).items():
-            print(f"| {label} | {seconds} |")
+def row(record: dict[str, Any]) -> dict[str, str]:
+    """Return the row of a table for one case that did not fail."""
+    place = record["placement"]
+    return {
+        "case": name_of(record),
+        "layers": str(record["layers"] or "all"),
+        "samples": f"{record['samples']} x {record['length']:,}",
+        "weights, activations": f"{place['weights']}, {place['activations']}",
+        "s": f"{record['build_s']:.0f}",
+        "allowed, GB": in_gb(place["allowed_bytes"]),
+        "predicted": in_gb(place["predicted_bytes"]),
+        "torch's peak": in_gb(place["peak_bytes"]),
+        "the GPU's peak": in_gb(record["card_peak_bytes"]),
+        "weights' SHA-256": record["weights_sha256"][:8],
+    }
+
+
+def steps(records: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of a table of GPTQ's steps and regions in seconds, with a column for each way; of one that ran
+    twice, the last."""
+    columns = {name_of(each): each for each in records if each["tool"] == "gptq" and not each["layers"]}
+    seconds = {
+        name: each["steps"] | {f"region {region}": times["seconds"] for region, times in each["regions"].items()}
+        for name, each in columns.items()
+    }
+    labels = [label for label in next(iter(seconds.values())) if max(each[label] for each in seconds.values()) >= 1]
+    return [{"step": label} | {name: f"{each[label]:.0f}" for name, each in seconds.items()} for label in labels]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--table"]:
-        print_table(json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))
+        cases, by_step, *measured = map(Path, sys.argv[2:])
+        records = [record for path in measured for record in json.loads(path.read_text(encoding="utf-8"))]
+        cases.write_text(json.dumps([row(each) for each in records]) + "\n", encoding="utf-8")
+        by_step.write_text(json.dumps(steps(records)) + "\n", encoding="utf-8")
         return
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", type=Path)
@@ -194,10 +209,10 @@ def main() -> None:
     arguments.add_argument("--case", action="append", help=f"default: {' '.join(CASES)}")
     arguments.add_argument("--python", action="append", default=[], help="ENVIRONMENT=PYTHON")
     options = arguments.parse_args()
-    cases = list(expand(options.case or CASES))
+    planned = list(expand(options.case or CASES))
     model = make_model(options.folder, options.config, options.layers)
     records = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else []
-    for tool, way, forced, words in cases:
+    for tool, way, forced, words in planned:
         record = run_case(tool, way, forced, words, model, options)
         records.append(record)
         options.out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

@@ -3,21 +3,25 @@
 
     envs/torch/bin/python benchmarks/streamed.py --limit-gb 4
     envs/torch/bin/python benchmarks/streamed.py --device cuda --limit-gb 8 --windows 32 --window 2048 --rounds 5
+    envs/torch/bin/python benchmarks/streamed.py --table results/streamed.json results/streamed/*.jsonl
 
 The model has the shape of Llama 2 7B (13.5 GB in float16) and random weights. Each step is a process of its own:
 `expected` makes the predictions of the source that the quality gate compares with, `check` compares the engine with
 them, and `score` writes the reference's states and its own row. On a CPU the limit is that of a control group where one
 can be made; the peak, of resident memory, must be within the limit. On a GPU the limit and the peak are
-those of torch's allocator. `whole` is `score` with the whole model in memory. Each step's time contains loading.
+those of torch's allocator. `whole` is `score` with the whole model in memory. Each step's time contains loading. The
+last command makes the table of docs/FIGURES.md of what was printed.
 """
 
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +81,25 @@ def run_step(options: argparse.Namespace) -> dict[str, Any]:
     return {"step": options.step, "seconds": round(seconds, 2), "peak_gb": round(peak / GB, 3), **found}
 
 
+def rows(printed: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of a table: the steps of each device. A CPU's seconds are left out: it may have had other work."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for each in printed:
+        gpu = each["device"] == "cuda"
+        windows = f"{each['windows']} x {each['window']:,}"
+        limit = "" if each["step"] == "whole" else f"{each['limit_gb']:.0f}"
+        found["H200" if gpu else "CPU", windows, each["step"], limit].append(each)
+    table = []
+    for (device, windows, step, limit), several in found.items():
+        seconds = [each["seconds"] for each in several]
+        middle = f"{statistics.median(seconds):.1f}"
+        middle += f", {min(seconds):.1f} to {max(seconds):.1f}" if len(seconds) > 1 else ""
+        memory = f"{max(each['peak_gb'] for each in several):.2f}"
+        names = {"device": device, "windows": windows, "step": step, "allowed, GB": limit, "taken, GB": memory}
+        table.append(names | {"n": str(len(several)), "s": middle if device == "H200" else ""})
+    return table
+
+
 def make_model(folder: Path) -> None:
     """Write the model of random weights, if the folder is not there."""
     if folder.exists():
@@ -93,7 +116,7 @@ def make_model(folder: Path) -> None:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--model", type=Path, help="a folder for the model, which is kept")
-    arguments.add_argument("--limit-gb", type=float, required=True)
+    arguments.add_argument("--limit-gb", type=float)
     arguments.add_argument("--windows", type=int, default=2)
     arguments.add_argument("--window", type=int, default=512)
     arguments.add_argument("--rounds", type=int, default=1)
@@ -101,10 +124,18 @@ def main() -> None:
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     arguments.add_argument("--step", help="run this step in this process, and print its figures")
     arguments.add_argument("--group", action="store_true", help="of a step: enter the control group")
+    arguments.add_argument("--table", type=Path, nargs="+", metavar=("OUT", "PRINTED"))
     options = arguments.parse_args()
+    if options.table:
+        out, *files = options.table
+        printed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        out.write_text(json.dumps(rows(printed)) + "\n")
+        return
     if options.step:
         print(json.dumps(run_step(options)))
         return
+    if options.limit_gb is None:
+        arguments.error("--limit-gb is missing")
 
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or Path(folder, "model")

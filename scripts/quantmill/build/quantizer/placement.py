@@ -89,13 +89,13 @@ WHOLE = Placement()  # of a tool without a choice
 # gptqmodel reads a layer at a time from the checkpoint and writes what it packed. Of a layer's largest matrix it holds
 # the Hessian, its factor and its inverse in float32, and three copies of the weights
 GPTQMODEL = (
-    Placement(weights="disk", shared="samples", layer=18, kept=4, step=60),
-    Placement(weights="disk", activations="host", shared="samples", layer=18, step=60, host_kept=4),
+    Placement(weights="disk", shared="samples", layer=20, kept=4, step=60),
+    Placement(weights="disk", activations="host", shared="samples", layer=20, step=60, host_kept=4),
 )
 # auto-gptq holds the model on the host. The rest is as gptqmodel's, on one GPU
 AUTOGPTQ = (
-    Placement(weights="host", layer=18, kept=4, step=60, pairs=3),
-    Placement(weights="host", activations="host", layer=18, step=60, pairs=3, host_kept=4),
+    Placement(weights="host", layer=20, kept=4, step=60, pairs=3),
+    Placement(weights="host", activations="host", layer=20, step=60, pairs=3, host_kept=4),
 )
 # llm-compressor keeps activations on the host, and holds the Hessians of a whole layer. It computes attention by
 # products of whole samples
@@ -106,7 +106,7 @@ LLM_COMPRESSOR = (
 # AutoRound learns a number in float32 for each weight of a layer, with its gradient and what leads to it
 AUTOROUND = (
     Placement(weights="host", batch=8, layer=26, kept=6, step=70),
-    Placement(weights="host", activations="host", batch=8, layer=22, step=70, host_kept=6),
-    Placement(weights="host", activations="host", batch=8, shared="layer", layer=22, step=70, host_kept=6),
-    Placement(weights="host", activations="host", layer=22, step=70, host_kept=6),
+    Placement(weights="host", activations="host", batch=8, layer=24, step=70, host_kept=6),
+    Placement(weights="host", activations="host", batch=8, shared="layer", layer=24, step=70, host_kept=6),
+    Placement(weights="host", activations="host", layer=24, step=70, host_kept=6),
 )
