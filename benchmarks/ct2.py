@@ -5,9 +5,9 @@
 
 Makes checkpoints of random float16 weights in FOLDER: of CONFIG's model, and of one with twice as many layers, which is
 converted to float16 alone. Runs each conversion after a `cp -r`, in turn, RUNS times, and CTranslate2's own converter,
-which holds the model, once. A conversion has a process of its own, with one thread, and its time begins when the
-libraries are imported. Nothing is hashed or flushed, and the input is in memory. Writes the rows of a table as JSON.
-FOLDER needs room for twice the larger checkpoint. Needs Linux.
+which holds the model, once. A conversion has a process of its own, with one thread. Its time begins after a conversion
+of a tiny model, which imports what the libraries import when they need it. Nothing is hashed or flushed, and the input
+is in memory. Writes the rows of a table as JSON. FOLDER needs room for twice the larger checkpoint. Needs Linux.
 """
 
 import argparse
@@ -58,17 +58,23 @@ def convert(quantization: str, way: str, source: Path, target: Path) -> Figures:
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     prepare(target)
+    WAYS[way](str(source.with_name("tiny"))).convert(str(target), quantization=quantization)
+    prepare(target)
     before, started, cpu = peak_rss_bytes(), time.perf_counter(), time.process_time()
     WAYS[way](str(source)).convert(str(target), quantization=quantization)
     seconds, cpu, peak = time.perf_counter() - started, time.process_time() - cpu, peak_rss_bytes()
     return {"seconds": seconds, "cpu": cpu, "peak": peak, "more": peak - before}
 
 
+def make(config: Path, target: Path) -> None:
+    """Write a checkpoint of random weights."""
+    subprocess.run([sys.executable, REPO / "scripts/quantmill", "fetch.random_weights", config, target], check=True)
+
+
 def compare(folder: Path, config: Path, cases: dict[tuple[str, str], int]) -> list[dict[str, str]]:
     """Return the rows of one model. `cases`: how often each quantization is made in each way."""
     source, target = folder / "source", folder / "target"
-    command = [sys.executable, REPO / "scripts/quantmill", "fetch.random_weights", config, source]
-    subprocess.run(command, check=True)
+    make(config, source)
     size = sum(path.stat().st_size for path in source.iterdir()) / 1e9
     copies: dict[str, list[Figures]] = defaultdict(list)
     conversions: dict[str, list[Figures]] = defaultdict(list)
@@ -116,9 +122,12 @@ def main() -> None:
     arguments.add_argument("--runs", type=int, default=5)
     options = arguments.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    deeper = json.loads(options.config.read_text())
-    deeper["num_hidden_layers"] *= 2
-    (options.folder / "deeper.json").write_text(json.dumps(deeper))
+    shape = json.loads(options.config.read_text())
+    deeper = shape | {"num_hidden_layers": 2 * shape["num_hidden_layers"]}
+    tiny = shape | {"num_hidden_layers": 1, "hidden_size": 2 * shape["num_attention_heads"], "intermediate_size": 64}
+    for name, words in {"deeper": deeper, "tiny": tiny}.items():
+        (options.folder / f"{name}.json").write_text(json.dumps(words))
+    make(options.folder / "tiny.json", options.folder / "tiny")
     streams = {(quantization, "in a stream"): options.runs for quantization in ("float16", "int8")}
     rows = compare(options.folder, options.config, streams | {("float16", "by its own converter"): 1})
     rows += compare(options.folder, options.folder / "deeper.json", {("float16", "in a stream"): options.runs})

@@ -82,7 +82,7 @@ def run_step(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rows(printed: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of a table: the steps of each device. A CPU's seconds are left out: it may have had other work."""
+    """Return the rows of a table: the steps of each device. A CPU's seconds are left out, since it had other work."""
     found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for each in printed:
         gpu = each["device"] == "cuda"

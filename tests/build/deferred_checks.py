@@ -48,6 +48,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a permutation": lambda tensor: tensor[torch.arange(63, -1, -1), :],
     "the second half": lambda tensor: tensor.chunk(2, dim=0)[1],
     "joined rows": lambda tensor: torch.cat([tensor, torch.zeros(2, 64, dtype=tensor.dtype), tensor.float().half()]),
+    "joined stored rows": lambda tensor: torch.cat([tensor, tensor]),
+    "joined rows of two dtypes": lambda tensor: torch.cat([tensor, tensor.float()]),
     "joined columns": lambda tensor: torch.cat([tensor, tensor], dim=1),
     "another dtype": lambda tensor: tensor.to("cpu", torch.float32) + 1.0,
     "ones": lambda tensor: torch.ones_like(tensor).float().numpy(),
@@ -79,6 +81,15 @@ def same(function: Callable[[torch.Tensor], Any]) -> bool:
     return bool(np.all(mine == theirs))
 
 
+def stored_bytes(function: Callable[[torch.Tensor], Any]) -> bool | None:
+    """Tell whether the stored parts of what a function returns have its bytes; None where it has no stored parts."""
+    mine, theirs = function(deferred.of(stored)), function(real.clone())
+    if not isinstance(mine, torch.Tensor) or not (parts := deferred.stored(mine)):
+        return None
+    found = b"".join(bytes(chunk) for part in parts for chunk in part.chunks())
+    return found == theirs.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def refusal(function: Callable[[torch.Tensor], Any]) -> str | None:
     """Return what a function says for a deferred tensor; None if there is no error."""
     try:
@@ -94,6 +105,7 @@ safetensors.torch.save_file({"weight": real}, file)
 stored = safetensors_file.read(file)["weight"]
 facts = {
     "same": {what: same(function) for what, function in FUNCTIONS.items()},
+    "stored": {what: found for what, each in FUNCTIONS.items() if (found := stored_bytes(each)) is not None},
     "refused": {what: refusal(function) for what, function in REFUSED_FUNCTIONS.items()},
 }
 print(json.dumps(facts))

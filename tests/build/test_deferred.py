@@ -29,6 +29,11 @@ def test_functions_return_the_same_as_for_tensors(facts: dict[str, Any]) -> None
     assert set(facts["same"].values()) == {True}
 
 
+def test_stored_parts_have_the_same_bytes(facts: dict[str, Any]) -> None:
+    """Only what is stored as it is, or joined by rows of one dtype, is copied without torch."""
+    assert facts["stored"] == dict.fromkeys(("itself", "joined stored rows", "a parameter"), True)
+
+
 def test_changes_in_place_are_refused(facts: dict[str, Any]) -> None:
     """They would be lost."""
     ends = "wants the elements of a weight before it is read"

@@ -6,7 +6,7 @@ rows at a time: each row has a scale of its own, so the numbers are the same.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,11 @@ class Stream:
 
         rows = map(quantize, chain([block], blocks))
         start = next(rows)
-        yield Written(name, start.dtype, tuple(tensor.shape), map(elements, chain([start], rows)))
+        data: Iterable[memoryview] = map(elements, chain([start], rows))
+        stored = deferred.stored(tensor)
+        if stored and not scales and tensor.dtype == getattr(torch, start.dtype):  # the same bytes, without torch
+            data = chain.from_iterable(each.chunks() for each in stored)
+        yield Written(name, start.dtype, tuple(tensor.shape), data)
         if scales:
             scale = np.concatenate(scales)
             yield Written(f"{name}_scale", scale.dtype.name, scale.shape, [scale.tobytes()])

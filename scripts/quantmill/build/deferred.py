@@ -78,6 +78,15 @@ def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from _blocks(tensor.recipe) if isinstance(tensor, Deferred) else _rows(tensor)
 
 
+def stored(tensor: torch.Tensor) -> list[Tensor]:
+    """Return the stored tensors whose elements, one after another, are this one's; none if it was made otherwise."""
+    recipe = _recipe(tensor)
+    joined = isinstance(recipe, Step) and recipe.function is torch.cat and len(recipe.args) == 1 and not recipe.kwargs
+    parts = list(recipe.args[0]) if joined else [recipe]
+    alike = all(isinstance(each, Tensor) and DTYPES[each.dtype] == tensor.dtype for each in parts)
+    return parts if alike else []
+
+
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two deferred tensors have the same recipe, as tied weights do."""
     return isinstance(one, Deferred) and isinstance(other, Deferred) and one.recipe is other.recipe
