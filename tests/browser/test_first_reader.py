@@ -133,9 +133,11 @@ def test_no_column_is_cut_without_a_hint(study: Path, visit: Visit) -> None:
     ]
     assert len(cut) > 5
     expect(hint).to_have_text(f"{len(cut)} more columns to the right: move the table sideways to see them.")
+    top = box(scroll)["y"]
     before = [box(page.locator("#table").locator(part).first)["x"] for part in ("thead th", "tbody th")]
     scroll.evaluate("(each) => each.scrollTo(each.scrollWidth, 0)")
     expect(hint).to_be_hidden()
+    assert box(scroll)["y"] == top  # no button moves away while it is clicked
     assert [box(page.locator("#table").locator(part).first)["x"] for part in ("thead th", "tbody th")] == before
     expect(page.locator("#sort-group_size")).to_be_in_viewport()
 

@@ -160,8 +160,10 @@ function hintAtWidth() {
   const edge = scroll.getBoundingClientRect().right;
   const beyond = CARDS.matches ? [] : [...scroll.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().right > edge + 1);
   scroll.classList.toggle("more", beyond.length > 0);
-  find("width-note").hidden = !beyond.length;
-  find("width-note").textContent = `${beyond.length} more column${beyond.length > 1 ? "s" : ""} to the right: move the table sideways to see ${beyond.length > 1 ? "them" : "it"}.`;
+  const note = find("width-note");
+  note.hidden = CARDS.matches || scroll.scrollWidth <= scroll.clientWidth;
+  note.style.visibility = beyond.length ? "visible" : "hidden"; // its room stays: nothing moves under the pointer
+  note.textContent = `${beyond.length} more column${beyond.length > 1 ? "s" : ""} to the right: move the table sideways to see ${beyond.length > 1 ? "them" : "it"}.`;
 }
 
 function showTable() {
