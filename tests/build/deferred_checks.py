@@ -81,10 +81,10 @@ def same(function: Callable[[torch.Tensor], Any]) -> bool:
     return bool(np.all(mine == theirs))
 
 
-def stored_bytes(function: Callable[[torch.Tensor], Any]) -> bool | None:
-    """Tell whether the stored parts of what a function returns have its bytes; None where it has no stored parts."""
+def has_stored_bytes(function: Callable[[torch.Tensor], Any]) -> bool | None:
+    """Tell whether the stored parts of what a function returns have its bytes; None if it has no stored parts."""
     mine, theirs = function(deferred.of(stored)), function(real.clone())
-    if not isinstance(mine, torch.Tensor) or not (parts := deferred.stored(mine)):
+    if not isinstance(mine, torch.Tensor) or not (parts := deferred.find_stored(mine)):
         return None
     found = b"".join(bytes(chunk) for part in parts for chunk in part.chunks())
     return found == theirs.detach().contiguous().view(torch.uint8).numpy().tobytes()
@@ -105,7 +105,7 @@ safetensors.torch.save_file({"weight": real}, file)
 stored = safetensors_file.read(file)["weight"]
 facts = {
     "same": {what: same(function) for what, function in FUNCTIONS.items()},
-    "stored": {what: found for what, each in FUNCTIONS.items() if (found := stored_bytes(each)) is not None},
+    "stored": {what: found for what, each in FUNCTIONS.items() if (found := has_stored_bytes(each)) is not None},
     "refused": {what: refusal(function) for what, function in REFUSED_FUNCTIONS.items()},
 }
 print(json.dumps(facts))

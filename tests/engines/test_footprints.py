@@ -42,10 +42,12 @@ def test_a_config_tells_the_same_or_nothing(transformers: dict[str, Any]) -> Non
 
 @pytest.mark.slow
 def test_ctranslate2_keeps_keys_for_each_head(torch_python: Path, call: Callable, tmp_path: Path) -> None:
-    """It does not report its cache. Memory grows by that of 16 heads, though they share one head of keys and values."""
-    (each,) = found(call(torch_python, REPO / CHECKS, "ctranslate2", tmp_path / "m", "one group")).values()
+    """It does not report its cache. Memory grows by that of 16 heads, though they share one head of keys and values.
+    Freed blocks go back at once; else memory would contain what malloc keeps, which differs between processors."""
+    command = torch_python, REPO / CHECKS, "ctranslate2", tmp_path / "m", "one group"
+    (each,) = found(call(*command, MALLOC_MMAP_THRESHOLD_="65536")).values()
     counted, grown = each["cache"]
-    assert counted == pytest.approx(grown, rel=0.2)
+    assert counted == pytest.approx(grown, rel=NEAR)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class Stream:
         rows = map(quantize, chain([block], blocks))
         start = next(rows)
         data: Iterable[memoryview] = map(elements, chain([start], rows))
-        stored = deferred.stored(tensor)
+        stored = deferred.find_stored(tensor)
         if stored and not scales and tensor.dtype == getattr(torch, start.dtype):  # the same bytes, without torch
             data = chain.from_iterable(each.chunks() for each in stored)
         yield Written(name, start.dtype, tuple(tensor.shape), data)

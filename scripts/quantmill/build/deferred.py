@@ -78,7 +78,7 @@ def blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from _blocks(tensor.recipe) if isinstance(tensor, Deferred) else _rows(tensor)
 
 
-def stored(tensor: torch.Tensor) -> list[Tensor]:
+def find_stored(tensor: torch.Tensor) -> list[Tensor]:
     """Return the stored tensors whose elements, one after another, are this one's; none if it was made otherwise."""
     recipe = _recipe(tensor)
     joined = isinstance(recipe, Step) and recipe.function is torch.cat and len(recipe.args) == 1 and not recipe.kwargs
