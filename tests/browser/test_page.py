@@ -172,22 +172,24 @@ def test_everything_is_reached_and_named_without_a_pointer(study: Path, visit: V
 
 
 @pytest.mark.timing
-def test_two_thousand_rows_open_in_two_seconds(tmp_path: Path, visit: Visit) -> None:
+def test_two_thousand_rows_open_in_less_than_twice_the_time_of_ten(tmp_path: Path, visit: Visit) -> None:
     models = [f"model-{number:03}" for number in range(200)]
     cells = [
         write_cell(tmp_path, model, name, 100 + i, 1 + i / 100, 10**6, [[1, 2, 3, 4]] * 9, seen=False)
         for model in models
         for i, name in enumerate(["reference", *(f"format-{number}" for number in range(9))])
     ]
-    path = build(tmp_path, models, cells)
-    assert path.stat().st_size < 3_000_000
-    took: list[float] = []
-    while len(took) < 5 and min(took, default=2) >= 2:  # the least of some: a system's own programs run too
-        page = visit(path)
-        took.append(page.evaluate("performance.now()") / 1e3)  # since it was asked for: a new tab takes 0.3 s itself
-        if took[-1] >= 2:  # a page that stays open slows the next one
-            page.context.close()
-    assert min(took) < 2, took
+    (tmp_path / "small").mkdir()
+    paths = build(tmp_path / "small", models[:1], cells[:10]), build(tmp_path, models, cells)
+    assert paths[1].stat().st_size < 3_000_000
+    took: tuple[list[float], list[float]] = [], []
+    for _ in range(6):  # the least of some: a system's own programs run too
+        for path, times in zip(paths, took, strict=True):
+            page = visit(path)
+            times.append(page.evaluate("performance.now()"))  # since it was asked for: a new tab takes 0.3 s itself
+            if len(times) < 6 or times is took[0]:  # a page that stays open slows the next one
+                page.context.close()
+    assert min(took[1]) < 2 * min(took[0]), took
     assert len(column(page, "format")) == 100
     page.get_by_role("button", name="show all 2000").click()
     assert len(column(page, "format")) == 2000
