@@ -87,7 +87,8 @@ def bytes_per_token(config: dict[str, Any]) -> float:
 def test_the_library_calculates_what_transformers_does(name: str, build: Callable, run_both: Callable) -> None:
     facts = run_both(build(small_models.MODELS[name]))
     assert facts["again"], "the engine's logits or tokens are others when it runs again"
-    assert facts["reference_again"], "transformers' logits are others when it runs again"
+    # MKL adds in an order that depends on where its buffers lie: the last bits of float64 may differ
+    assert facts["reference_again"] < 1e-12, "transformers' logits are others when it runs again"
     assert facts["error"] < 1e-5, facts
     assert facts["positions"] == 75
     assert facts["chunks"] == [16, 16, 16, 16, 11]

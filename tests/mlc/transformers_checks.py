@@ -67,7 +67,7 @@ errors = np.abs(facts["logits"] - logits).max(1) / np.abs(logits).max()
 result = {
     "error": float(errors.max()),
     "far_positions": np.flatnonzero(errors > 1e-5).tolist(),
-    "reference_again": bool((again == logits).all()),
+    "reference_again": float(np.abs(again - logits).max() / np.abs(logits).max()),
     "positions": len(logits),
     "tokens": len(tokens),
     "chose_stop": sorted(set(tokens) & set(stop)),
